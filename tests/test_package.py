@@ -246,3 +246,37 @@ def test_a_process_that_trains_on_tensors_does_without_tables_and_statistics():
     code = "import sys, selffl.engines.cohort, selffl.training.model; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "scipy.optimize", "scipy.special"} & set(done.stdout.split())
+
+
+MAX_LINES_OF_CONTRACT, MAX_LINES_OF_TRAIN, MAX_LINES_OF_A_BODY = 170, 40, 80
+
+
+def lines_of_bodies(path):
+    """Lines of each function from the first statement to the last, without its docstring, by file and name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            yield (path.relative_to(SOURCE).as_posix(), node.name), lines
+
+
+def test_the_contract_and_functions_stay_short_enough_to_be_read_at_once():
+    assert len((SOURCE / "algorithms/contract.py").read_text().splitlines()) <= MAX_LINES_OF_CONTRACT
+    lines = {name: count for path in FILES for name, count in lines_of_bodies(path)}
+    assert lines["runs/train.py", "train"] <= MAX_LINES_OF_TRAIN
+    assert {name: count for name, count in lines.items() if count > MAX_LINES_OF_A_BODY} == {}
+
+
+LEANING = ("Of ", "Those ", "Likewise", "Itself", "Nobody's", "Zero.", "The same,", "The same of ", "The same for ")
+
+
+def test_first_lines_of_docstrings_stand_alone():
+    """No line begins as an answer to the one above it does."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    found = [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)) and text.startswith(LEANING)
+    ]
+    assert found == []

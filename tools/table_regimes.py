@@ -56,16 +56,16 @@ def measure(table: Path, kind: str, seed: int, model: str) -> str:
     personal = found["weighted_accuracy"]
     own = max(found["global_accuracy"], found["global_with_classes_weighted_accuracy"])
     shared = train(clients, model, seed, "fedavg", fine_tune=FINE_TUNE, class_frequencies=True)
-    rivals = {f"fedavg, {name}": value for name, value in shared.items() if name.endswith("weighted_accuracy")}
-    rivals |= {
+    baselines = {f"fedavg, {name}": value for name, value in shared.items() if name.endswith("weighted_accuracy")}
+    baselines |= {
         f"ditto, {penalty:g}": train(clients, model, seed, "ditto", penalty=penalty)["weighted_accuracy"]
         for penalty in PENALTIES
     }
-    rivals["local"] = train(clients, model, seed, "local")["weighted_accuracy"]
-    best = max(rivals, key=lambda name: rivals[name])
+    baselines["local"] = train(clients, model, seed, "local")["weighted_accuracy"]
+    best = max(baselines, key=lambda name: baselines[name])
     return (
         f"{100 * personal:.2f} %, {100 * (personal - own):+.2f} beside its global model, "
-        f"{100 * (personal - rivals[best]):+.2f} beside {best}"
+        f"{100 * (personal - baselines[best]):+.2f} beside {best}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, STUDY_METHODS, STUDY_OPTION
 from selffl.cli.names import FILE
 from selffl.data import DATA_SETS
 from selffl.runs.trackers import TRACKERS
@@ -21,6 +21,8 @@ def text() -> str:
         "studies": list(STUDIES),
         "trackers": list(TRACKERS),
         "default_algorithm": DEFAULT_ALGORITHM,
+        "study_methods": list(STUDY_METHODS),
+        "study_option": list(STUDY_OPTION),
         "algorithms": {name: [field.name for field in fields(make())] for name, make in ALGORITHMS.items()},  # type: ignore[arg-type]
         "personalises": {name: make().personalises for name, make in ALGORITHMS.items()},
         "sources": {name: make().source for name, make in ALGORITHMS.items()},

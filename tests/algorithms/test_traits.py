@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -21,7 +21,8 @@ SOURCE = Path(selffl.__file__).parent
 TESTS = Path(__file__).parent.parent
 MAY_NAME_METHODS = ("algorithms/__init__.py", "studies/")  # the registry, studies
 WORDS = {"local"}  # of English, too: names of methods where they stand alone
-EVERY_METHOD = ("algorithms", "engines", "runs")  # tests that put all methods through the same
+FIND_ROWS = ("studies/", "reports/", "maths/", "test_docs.py")  # tests that find a method's row or line in a table
+CONTRACT = {"Algorithm", "Safeguards", "Hierarchy"}  # which a method of anybody's is made of
 
 
 def upload_fields(method):
@@ -43,8 +44,11 @@ def test_what_a_method_declares_is_there(name, short):
     assert isinstance(method, Algorithm)
     assert method.personalises in get_args(Personalises)
     upload, server = upload_fields(method)
-    for field in {*method.recorded, *method.may_be_unknown, *method.capped, *method.averaged}:
+    for field in {*method.fields_by_client(), *method.may_be_unknown, *method.capped, *method.averaged}:
         assert isinstance(getattr(upload, field), torch.Tensor)
+    options = {each.name for each in fields(method)}
+    assert set(method.steps_options) <= options
+    assert bool(method.steps_options) is ("num_local_epochs" in options)
     assert not method.capped or method.uploads_add  # only sums are held back
     has_clients = all(tensor.shape[0] == 2 for tensor in tensors_of(upload).values())
     assert has_clients is not method.uploads_add
@@ -54,7 +58,8 @@ def test_what_a_method_declares_is_there(name, short):
     assert method.has_group_variances is (method.group_variances(server) is not None)
 
 
-NAMES = re.compile(rf"(?<![\w-])({'|'.join(sorted(ALGORITHMS, reverse=True))})(?![\w-])")
+# Also after a hyphen, and before a number: as a part of a path.
+NAMES = re.compile(rf"(?<!\w)({'|'.join(sorted(ALGORITHMS, reverse=True))})(?!\w|-[a-z])")
 
 
 def names_in(text):
@@ -91,6 +96,38 @@ def test_no_other_file_knows_a_method_by_its_name():
     assert found == []
 
 
+def test_no_template_and_no_script_of_a_page_names_a_method():
+    paths = [path for kind in ("*.j2", "*.js", "*.html", "*.css") for path in SOURCE.rglob(kind)]
+    assert len(paths) > 8
+    found = {
+        str(path.relative_to(SOURCE)): names
+        for path in paths
+        if not path.name.endswith(".min.js")  # somebody else's
+        and (names := names_in(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def classes_of_methods():
+    """Names of the registry's classes, and of what they are made of, but for the contract."""
+    kinds = {kind for make in ALGORITHMS.values() for kind in type(make()).__mro__}
+    return {kind.__name__ for kind in kinds if kind.__module__.startswith("selffl.algorithms")} - CONTRACT
+
+
+def test_no_other_file_asks_for_the_class_of_a_method():
+    kinds = classes_of_methods()
+    assert {"FedAvg", "SharedBody", "FixedLocalSteps"} <= kinds
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if "isinstance(" in (text := path.read_text(encoding="utf-8")) or "issubclass(" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        if kinds & {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+    ]
+    assert found == []
+
+
 def branches_on_names(tree):
     """Comparisons with a method's name, or differences of sets of them, that are no assertion."""
     asserted = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Assert) for part in ast.walk(node.test)}
@@ -106,8 +143,8 @@ def test_no_test_of_every_method_asks_for_a_name():
     """What is expected of a method may be a table by name, or an assertion; what a test does follows from traits."""
     found = [
         f"{path.relative_to(TESTS)}:{line} {text}"
-        for folder in EVERY_METHOD
-        for path in sorted((TESTS / folder).rglob("*.py"))
+        for path in sorted(TESTS.rglob("*.py"))
+        if not str(path.relative_to(TESTS)).startswith(FIND_ROWS)
         for line, text in branches_on_names(tree_of(path))
     ]
     assert found == []

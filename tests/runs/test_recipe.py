@@ -64,12 +64,6 @@ def test_every_setting_has_a_sentence_in_train_and_every_fact_one_in_the_recipe(
     assert all(text.endswith(".") for text in (known | arguments).values())
 
 
-def test_train_collects_its_settings_in_one_go():
-    source = inspect.getsource(selffl.train)
-    body = source.split('"""')[-1].strip().splitlines()
-    assert len(body) <= 40
-
-
 def test_a_study_has_the_settings_that_a_recipe_says():
     assert set(STUDY_SETTINGS) <= set(KEYS)
     assert set(STUDY_SETTINGS) <= {field.name for field in fields(Problem)}

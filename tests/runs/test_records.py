@@ -1,6 +1,9 @@
 """What a run writes down beside its scores, against numbers that plain NumPy and pandas make of the same run."""
 
 import csv
+import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -8,8 +11,12 @@ import pytest
 import torch
 
 import selffl
-from selffl.algorithms import SelfFLAuto
+from selffl.algorithms import FedAvg, SelfFLAuto
+from selffl.algorithms.averaging import ModelUpload
 from selffl.data import load
+from selffl.errors import ConfigError
+from selffl.reports.collect import collect
+from selffl.reports.page import render
 
 SETTINGS = {"rounds": 6, "participation": 0.5, "learning_rate": 0.03, "evaluate_every": 2}
 
@@ -52,6 +59,74 @@ def test_without_uncertainty_clients_weigh_their_rows(fed):
         cohort = [row for row in run.participation if row["round"] == number]
         whole = sum(size[row["client"]] for row in cohort)
         assert [row["weight"] for row in cohort] == pytest.approx([size[row["client"]] / whole for row in cohort])
+
+
+@dataclass(frozen=True)
+class DriftUpload(ModelUpload):
+    """A change, its weight, and two things that are known of a client."""
+
+    drift: torch.Tensor  # [..., C]
+    is_large: torch.Tensor  # [..., C], true or false
+
+
+@dataclass(frozen=True)
+class Drifting(FedAvg):
+    """FedAvg whose clients say more than they need to."""
+
+    name: ClassVar[str] = "drifting"
+    recorded: ClassVar[tuple[str, ...]] = ("drift", "is_large")
+
+    def client_round(self, broadcast, memory, task):
+        found, memory = super().client_round(broadcast, memory, task)
+        rows = task.num_examples.expand(task.shape)
+        return DriftUpload(found.change, found.weight, rows / 8, rows > 100), memory
+
+
+def test_whatever_a_method_has_recorded_is_written_by_client(fed, tmp_path):
+    place, size = tmp_path / "run", dict(zip(map(str, fed.clients), fed.train.num_examples.tolist(), strict=True))
+    run = selffl.train("softmax", fed, Drifting(), out=place, **SETTINGS)
+    rows = table(place / "participation.csv")
+    assert len(rows) == 6 * 6
+    assert [float(row["drift"]) for row in rows] == [size[row["client"]] / 8 for row in rows]
+    assert [int(row["is_large"]) for row in rows] == [size[row["client"]] > 100 for row in rows]
+    assert {row["weight"] for row in rows} == {""}  # which the method does not say
+    assert run.config.recorded == ("drift", "is_large")
+    assert selffl.load(place, trusted=True).participation == run.participation
+    assert pd.read_parquet(place / "participation.parquet")["drift"].tolist() == [float(row["drift"]) for row in rows]
+    assert "drifting" in render(collect([place]))  # which has no curve for what it does not know
+
+
+def test_a_run_from_before_its_method_was_recorded_goes_on(fed, tmp_path):
+    place = tmp_path / "run"
+    selffl.train("softmax", fed, Drifting(), out=place, **SETTINGS)
+    content = json.loads((place / "config.json").read_text())
+    del content["config"]["recorded"]
+    (place / "config.json").write_text(json.dumps(content))
+    pd.read_csv(place / "participation.csv").drop(columns=["drift", "is_large"]).to_csv(
+        place / "participation.csv", index=False
+    )
+    selffl.resume(place, rounds=8, trusted=True)
+    assert [row["drift"] != "" for row in table(place / "participation.csv")] == [False] * 36 + [True] * 12
+
+
+@dataclass(frozen=True)
+class Spreading(Drifting):
+    """One that would have a whole model in a cell."""
+
+    recorded: ClassVar[tuple[str, ...]] = ("change",)
+
+
+def test_only_numbers_of_clients_can_be_recorded(fed):
+    with pytest.raises(ConfigError, match=r"'change' is to be recorded, and has the shape \(6, 650\) in the uploads"):
+        selffl.train("softmax", fed, Spreading(), **SETTINGS)
+
+
+def test_what_only_the_hierarchy_needs_is_no_column(fed, tmp_path):
+    selffl.train("softmax", fed, SelfFLAuto(), out=tmp_path / "run", **SETTINGS)
+    (first, *_) = table(tmp_path / "run" / "participation.csv")
+    expected = "round client num_local_steps wanted_steps intra_variance effective_params weight"
+    assert list(first) == expected.split()
+    assert first["intra_variance"] != ""
 
 
 def test_methods_that_choose_no_steps_leave_no_weights(fed):

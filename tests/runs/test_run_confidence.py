@@ -130,7 +130,8 @@ def test_every_method_has_plain_probabilities_and_only_one_knows_how_sure_they_a
         assert kinds == [("personal", False), ("personal", True), ("global", False)]
         return
     assert kinds == [("personal", False), ("global", False)][: 2 if ALGORITHMS[method]().has_global_model else 1]
-    with pytest.raises(ConfigError, match=rf"^{method} does not know .* expected self-fl-auto, .*moderated=False\.$"):
+    message = rf"^{method} does not know .* expected a method .* such as self-fl-auto\. .*moderated=False\.$"
+    with pytest.raises(ConfigError, match=message):
         run.probabilities("c0")
 
 

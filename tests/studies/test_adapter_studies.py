@@ -272,7 +272,7 @@ def test_bytes_are_those_of_what_is_trained(tiny):
     numbers = 12 + 12 + 2  # B of the body, and the head
     assert sent(FEDAVG, B_ALONE) == pytest.approx(2 * 4 * numbers, rel=0.1)
     assert sent("fedavg, A and B", A_AND_B) == pytest.approx(2 * 4 * (numbers + 10), rel=0.1)
-    assert sent("FedSA-LoRA", A_AND_B) == 2 * 4 * 10  # A alone
+    assert sent("FedSA-LoRA", A_AND_B) == 4 * (numbers + 10 + 10 + 1)  # all of it there, A alone and a weight back
 
 
 def test_what_diverges_is_not_chosen(tiny):

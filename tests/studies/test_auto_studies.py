@@ -59,8 +59,8 @@ def test_a_run_that_diverged_loses_nobody_and_stops_nothing():
 
 
 @pytest.mark.parametrize(("name", "models"), [("fedavg", 2), ("ditto", 2), ("self-fl-auto", 4)])
-def test_numbers_sent_are_models_and_a_few_numbers(name, models):
-    assert models * 1000 < auto.numbers_sent(algorithm(name), 1000) < models * 1000 + 40
+def test_bytes_sent_are_those_of_models_and_a_few_numbers(name, models):
+    assert 4 * models * 1000 < auto.bytes_of_visit(algorithm(name), 1000) < 4 * models * 1000 + 200
 
 
 def scored(seed, accuracy, losing=0):

@@ -196,7 +196,7 @@ def test_an_arm_looks_at_the_global_model_with_each_clients_class_frequencies(tm
     assert with_classes.score("global_with_classes_weighted_accuracy") > plain.score("global_accuracy")
 
 
-def test_rivals_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch):
+def test_baselines_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch):
     """A made-up world: the best λ by validation is 0.3, by test it would be 3; likewise 20 steps against 320."""
     asked = []
 

@@ -67,6 +67,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
+STUDY_METHODS = (DEFAULT_ALGORITHM, "self-fl-exact", Ditto.name, FedAvg.name, Local.name)  # that a new study compares
+STUDY_OPTION = (Ditto.name, "penalty", 0.1)  # of a method, as a new study shows how to set one
 WELL_KNOWN = (FedAvg.name, Ditto.name)  # which messages name first, where they suggest another method
 
 

@@ -89,7 +89,7 @@ class RoundAfterTraining(Algorithm[AutoServer, AutoBroadcast, AutoMemory, Upload
 
 @dataclass(frozen=True)
 class ClosingRound(RoundAfterTraining[ClosingUpload]):
-    """One in which clients train models of halves of their rows."""
+    """A closing round in which clients train models of halves of their rows."""
 
     capped: ClassVar[Mapping[str, float]] = {
         "num_examples": 1e2,
@@ -141,7 +141,7 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
         return self.method.measure(broadcast, halves, anchors, models)
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: ClosingUpload) -> AutoServer:
-        """Both variances from all closing rounds so far: that between clients, and that of the prior of closing visits.
+        """The server with both variances from all closing rounds so far: between clients, and of the closing prior.
 
         Rounds are added up as they are, so that one counts by how much its models show of how clients differ.
         """

@@ -15,7 +15,7 @@ from selffl.maths.split_half import ratio_error, ratio_interval
 
 
 class AutoHierarchy(Hierarchy[AutoServer, AutoUpload]):
-    """Both variances, and the prior of closing visits: as training has learned them, then as closing rounds have."""
+    """Both variances and the prior of closing visits, as training has learned them, or closing rounds since."""
 
     prior_precision: float | None  # c, by hand; none: it is learned
 
@@ -42,7 +42,7 @@ class AutoHierarchy(Hierarchy[AutoServer, AutoUpload]):
         return found.inter_variance.unsqueeze(-1) * found.variance_ratios
 
     def inter_variance_interval(self, server: AutoServer) -> tuple[Tensor, Tensor] | None:
-        """By how clients differ about sigma_0^2; none where it is set by hand.
+        """Between what sigma_0^2 lies, by how far clients' reports of it differ; none where it is set by hand.
 
         sigma_0^2 itself is inside, also while it is on its way to where reports say that it is.
         """
@@ -68,7 +68,7 @@ class AutoHierarchy(Hierarchy[AutoServer, AutoUpload]):
         return 1.0 + self.latest_spread(server).prior_rows.double().unsqueeze(-1) / num_examples
 
     def closing_multiple(self, server: AutoServer) -> Tensor:
-        """By how much less the prior is sure of a closing visit, for the centre is not known exactly either."""
+        """How many times as hard as 1/sigma_0^2 says closing visits are held: less, as the centre is uncertain, too."""
         return self.inter_variance(server) / self.closing_prior(server)[0]
 
     def closing_prior(self, server: AutoServer) -> tuple[Tensor, Tensor]:
@@ -79,12 +79,12 @@ class AutoHierarchy(Hierarchy[AutoServer, AutoUpload]):
         return one, torch.where(is_open.unsqueeze(-1), server.variance_ratios, found.prior_ratios)
 
     def closing_variances(self, server: AutoServer) -> Tensor:
-        """Of each group in closing visits ``[..., G]``."""
+        """Variances of the prior in closing visits, group by group ``[..., G]``."""
         one, ratios = self.closing_prior(server)
         return one.unsqueeze(-1) * ratios
 
     def closing_mixture(self, server: AutoServer) -> tuple[Tensor, Tensor]:
-        """Of small linear models: the covariance of coefficients ``[..., q, q]``, and their centre beyond theta."""
+        """The prior of small linear models: covariance of coefficients ``[..., q, q]``, and a centre beyond theta."""
         mixed, order = server.closing.mixed, order_of(server.coefficient_order)
         if not len(order):
             return mixed.covariance, mixed.centre

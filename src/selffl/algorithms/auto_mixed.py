@@ -52,7 +52,7 @@ LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at 
 
 @dataclass(frozen=True)
 class MixedRound(RoundAfterTraining[MixedUpload]):
-    """One in which clients say what the likelihood of their rows says of a mixed model."""
+    """A closing round in which clients send what their rows' likelihood says of a mixed model."""
 
     capped: ClassVar[Mapping[str, float]] = {
         **dict.fromkeys(("num_examples", "num_errors"), 1e2),
@@ -61,7 +61,7 @@ class MixedRound(RoundAfterTraining[MixedUpload]):
     }
 
     def is_due(self, server: AutoServer) -> bool:
-        """Where outcomes are numbers."""
+        """Whether there is a mixed model to fit: where outcomes are numbers."""
         return is_mixed(server)
 
     def client_round(

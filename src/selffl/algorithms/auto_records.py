@@ -69,7 +69,7 @@ class ClosingSpread:
         )
 
     def where(self, chosen: Tensor, other: ClosingSpread) -> ClosingSpread:
-        """This one where it is ``chosen [...]``, else the ``other``, as which it is stored."""
+        """What is known by this record where it is ``chosen [...]``, else by the ``other``, in the types of that."""
 
         def choose(mine: Tensor, theirs: Tensor) -> Tensor:
             shaped = chosen.reshape((*chosen.shape, *[1] * (mine.ndim - chosen.ndim)))
@@ -152,7 +152,7 @@ class AutoMemory:
         return torch.addcmul(self.personal_offset, self.prior_weight.unsqueeze(-1), scaled_params)
 
     def half_models(self, scaled_params: Tensor) -> Tensor:
-        """Likewise of both halves ``[..., C, 2, P]``."""
+        """Models of both halves ``[..., C, 2, P]``, moved as the client's own."""
         offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
         return offsets.addcmul_(self.prior_weight[..., None, None], scaled_params.unsqueeze(-2))
 

@@ -78,7 +78,7 @@ class AutoSafeguards(Safeguards[AutoServer, AutoUpload]):
         }
 
     def limits(self, clip: float, max_weight: float, upload: AutoUpload) -> Mapping[str, Limit]:
-        """Of everything that is summed; gamma_m is merely recorded, and withheld."""
+        """Limits of all fields that are summed; gamma_m is merely recorded, and withheld."""
         return {
             **super().limits(clip, max_weight, upload),
             **limits_of(clip, max_weight, upload.disagreements.shape[-1]),
@@ -168,5 +168,5 @@ def beyond_noise(vector: Tensor, noise: float) -> Tensor:
 
 
 def _share_out(by_group: Tensor) -> Tensor:
-    """The same for every group ``[..., G]``, in all as much as before."""
+    """The mean over groups in the place of each ``[..., G]``: in all as much as before."""
     return by_group.mean(-1, keepdim=True).expand_as(by_group)

@@ -17,6 +17,7 @@ from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
+from selffl.maths.variance import summing_dtype
 
 Weighting = Literal["examples", "equal"]
 
@@ -68,7 +69,7 @@ class PersonalMemory:
         return torch.where((self.clock == 0).unsqueeze(-1), global_params, self.params)
 
     def keep(self, params: Tensor) -> PersonalMemory:
-        """After one more round that ended with ``params``."""
+        """The memory after one more round that ended with ``params``."""
         return PersonalMemory(params, self.clock + 1)
 
 
@@ -81,6 +82,8 @@ class FixedLocalSteps:
         num_local_epochs: Passes over its own rows that each client makes instead of L steps: ceil(N_m/B) steps each
             (D15).
     """
+
+    steps_options: ClassVar[tuple[str, ...]] = ("num_local_steps",)
 
     num_local_steps: int = option(20, check_integer, least=1)
     num_local_epochs: int | None = option(None, check_integer, least=1, kw_only=True)
@@ -104,14 +107,9 @@ def row_count(rows: Tensor) -> Bound:
     return Bound(rows.clamp(max=1.0), rows)
 
 
-def _precise(params: Tensor) -> torch.dtype:
-    """Type of what is added up: float32 or better, since half precision cannot hold a number of rows."""
-    return torch.promote_types(params.dtype, torch.float32)
-
-
 def weighted_change(trained: Tensor, received: Tensor, weight: Tensor) -> Tensor:
     """A client's change times its weight ``[..., C]``: what it adds to the cohort's sum, ``[..., C, P]``."""
-    return (trained - received).to(_precise(trained)).mul_(weight.unsqueeze(-1))
+    return (trained - received).to(summing_dtype(trained)).mul_(weight.unsqueeze(-1))
 
 
 def move(params: Tensor, change: Tensor, weight: Tensor, share: float | Tensor = 1.0) -> Tensor:
@@ -121,19 +119,21 @@ def move(params: Tensor, change: Tensor, weight: Tensor, share: float | Tensor =
 
 Server = TypeVar("Server", bound=ModelServer)
 Broadcast = TypeVar("Broadcast", bound=ModelBroadcast)
+Upload = TypeVar("Upload", bound=ModelUpload)
+
+
+def to_each(value: Tensor, clients: Tensor) -> Tensor:
+    """A value of the server's state ``[..., *]``, the same for each of ``clients [..., C]``: ``[..., C, *]``."""
+    axis = clients.ndim - 1  # of the clients, behind federations side by side
+    return value.unsqueeze(axis).expand(*clients.shape, *value.shape[axis:])
 
 
 def send_to_each(kind: type[Broadcast], server: Any, clients: Tensor) -> Broadcast:
     """A broadcast to ``clients [..., C]``: the fields of the server's state that it has, the same for everybody."""
-    axis = clients.ndim - 1  # of the clients, behind federations side by side
-
-    def expand(value: Tensor) -> Tensor:
-        return value.unsqueeze(axis).expand(*clients.shape, *value.shape[axis:])
-
-    return kind(**{each.name: expand(getattr(server, each.name)) for each in fields(kind)})
+    return kind(**{each.name: to_each(getattr(server, each.name), clients) for each in fields(kind)})
 
 
-class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
+class AveragedModel(Algorithm[Server, Broadcast, Memory, Upload]):
     """A method whose server averages the clients' models."""
 
     sends: ClassVar[type[ModelBroadcast]] = ModelBroadcast  # what of the server's state is sent to everybody
@@ -153,20 +153,20 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
 
     def upload(self, trained: Tensor, received: Tensor, task: LocalTask) -> ModelUpload:
         """A cohort's changes to the model that it received, weighted."""
-        weight = task.num_examples.expand(task.shape).to(_precise(trained))
+        weight = task.num_examples.expand(task.shape).to(summing_dtype(trained))
         if self.weighting_of_clients() == "equal":
             weight = torch.ones_like(weight)
         return ModelUpload(weighted_change(trained, received, weight), weight)
 
-    def server_round(self, server: Server, clients: Tensor, upload: ModelUpload) -> Server:
+    def server_round(self, server: Server, clients: Tensor, upload: Upload) -> Server:
         """The weighted average of the clients' models."""
         return replace(server, params=move(server.params, upload.change, upload.weight))
 
     def has_equal_weights(self) -> bool:
-        """As the weighting says."""
+        """Whether every client weighs 1, as the weighting says."""
         return self.weighting_of_clients() == "equal"
 
-    def bounds(self, server: Server, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
+    def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
         """A client weighs as one, or as many rows as it has."""
         return {"weight": Bound(1.0, 1.0) if self.has_equal_weights() else row_count(rows)}
 
@@ -175,7 +175,7 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
         return global_params.unsqueeze(-2).expand(*task.shape, -1)
 
 
-class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):
+class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory, ModelUpload]):
     """A method whose server knows one model and sends it to everybody."""
 
     def start(self, params: Tensor, population: Population) -> ModelServer:
@@ -187,7 +187,7 @@ class StatelessClients(SharedModel[NoMemory]):
     """A method with one shared model, whose clients keep nothing between rounds."""
 
     def newcomer(self, params: Tensor) -> NoMemory:
-        """Nothing."""
+        """A memory with nothing in it."""
         return NoMemory()
 
 

@@ -65,9 +65,10 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     needs_classes: ClassVar[bool] = False  # whether it makes no sense where rows have no classes
     batch_norm: ClassVar[BatchNorm] = "averaged"  # the policy for BatchNorm, where nobody says another
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
-    recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
+    recorded: ClassVar[tuple[str, ...]] = ()  # numbers of an upload that a run writes down: columns, a row per client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
+    steps_options: ClassVar[tuple[str, ...]] = ()  # options whose place a number of epochs takes (`local_work`)
     grid: ClassVar[Grid | None] = None  # options that are tuned, with first values; None: it does not say
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over
@@ -75,6 +76,10 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     def __post_init__(self) -> None:
         """Refuse options that cannot work (`selffl.algorithms.options.option`)."""
         check_options(self)
+
+    def fields_by_client(self) -> tuple[str, ...]:
+        """Fields of an upload that are kept of every client, whether uploads add or not."""
+        return tuple(dict.fromkeys((*self.recorded, *self.hierarchy_inputs)))
 
     @abstractmethod
     def start(self, params: Tensor, population: Population) -> Server:

@@ -79,7 +79,7 @@ class FeatureTask(RowwiseTask):
 
     @abstractmethod
     def derivatives(self, params: Tensor) -> LossDerivatives:
-        """Of the loss of all rows of each client, at ``params [..., clients, P]`` in double precision."""
+        """Derivatives of the loss of all rows of each client, at ``params [..., clients, P]`` in double precision."""
 
     @abstractmethod
     def objective_gradient(

@@ -57,7 +57,7 @@ class MixtureMemory:
 
 
 @dataclass(frozen=True)
-class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, MixtureMemory]):
+class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, MixtureMemory, ModelUpload]):
     """Options of FedALA.
 
     Attributes:

@@ -36,5 +36,5 @@ class FedBN(SharedBody):
     weighting: Weighting = "examples"
 
     def kept(self, population: Population) -> Sequence[Layer]:
-        """Nothing but what the population says, which is BatchNorm."""
+        """No layers but those that the population says, which are BatchNorm's."""
         return ()

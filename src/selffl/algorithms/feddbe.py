@@ -69,7 +69,7 @@ class CentreUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class FedDBE(OwnObjective, FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, ShiftMemory]):
+class FedDBE(OwnObjective, FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, ShiftMemory, CentreUpload]):
     """Options of FedDBE.
 
     Attributes:
@@ -148,22 +148,20 @@ class FedDBE(OwnObjective, FixedLocalSteps, AveragedModel[CentreServer, CentreBr
         change = self.upload(trained, broadcast.params, task)
         return CentreUpload(change.change, change.weight, features * change.weight.unsqueeze(-1))
 
-    def server_round(self, server: CentreServer, clients: Tensor, upload: ModelUpload) -> CentreServer:
+    def server_round(self, server: CentreServer, clients: Tensor, upload: CentreUpload) -> CentreServer:
         """The weighted average of the clients' models; after the first round that of their mean features, for good."""
-        assert isinstance(upload, CentreUpload)
         mean = (upload.features / upload.weight.unsqueeze(-1)).to(server.centre)
         centre = torch.where(server.is_known.unsqueeze(-1), server.centre, mean)
         return CentreServer(
             super().server_round(server, clients, upload).params, centre, torch.ones_like(server.is_known)
         )
 
-    def bounds(self, server: CentreServer, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
+    def bounds(self, server: CentreServer, clients: Tensor, upload: CentreUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client weighs as one, or as many rows as it has; features have any sign."""
         return {**super().bounds(server, clients, upload, rows), "features": Bound(-torch.inf, torch.inf)}
 
-    def limits(self, clip: float, max_weight: float, upload: ModelUpload) -> Mapping[str, Limit]:
+    def limits(self, clip: float, max_weight: float, upload: CentreUpload) -> Mapping[str, Limit]:
         """Mean features are no change of a model: they may measure as much as features of 1 each do."""
-        assert isinstance(upload, CentreUpload)
         most = math.sqrt(upload.features.shape[-1])
         return {**super().limits(clip, max_weight, upload), "features": Limit(most, "weight")}
 

@@ -122,7 +122,7 @@ class FedPAC(
         )
 
     def broadcast(self, server: PrototypeServer, clients: Tensor) -> PrototypeBroadcast:
-        """To each client its own head; to one that never took part the global one."""
+        """The body for everybody, and each client's own head; the global one if it never took part."""
         place = _place(server.is_head)
         params = server.params.unsqueeze(-2).expand(*clients.shape, -1).clone()
         index = clients.unsqueeze(-1).expand(*clients.shape, server.heads.shape[-1])

@@ -1,8 +1,8 @@
 """FedPer: a body that all share by FedAvg, and a head that stays on the client.
 
 Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818 (2019), Algorithms 1 and 2.
-Personalises the head.  The server's head is the initial one for ever, and nothing of a client's head leaves it: what is
-uploaded in its place is what was received.  Evaluated is the latest global body with the client's own head; a client
+Personalises the head.  The server's head is the initial one for ever, and nothing of a client's head leaves it: its
+change counts as zero, and is not sent.  Evaluated is the latest global body with the client's own head; a client
 that never took part has the initial head, which is the global model (D10).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -30,6 +30,7 @@ from selffl.algorithms.layers import Layer, mask_layers, names_of
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_string, option
 from selffl.algorithms.population import Population
+from selffl.algorithms.records import DERIVED
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
 
@@ -45,7 +46,7 @@ class HeadServer(ModelServer):
 class HeadBroadcast(ModelBroadcast):
     """The global body, the initial head, and which is which."""
 
-    is_head: Tensor  # [..., C, P], true or false; an expanded view
+    is_head: Tensor = field(metadata={DERIVED: True})  # [..., C, P], true or false; an expanded view
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class HeadMemory:
         return torch.where(self.is_head, self.params, global_params)
 
 
-class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]):
-    """A method that averages some layers of a model, and sends everybody which the others are."""
+class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory, ModelUpload]):
+    """A method that averages some layers of a model, and knows which the others are."""
 
     sends: ClassVar[type[ModelBroadcast]] = HeadBroadcast
     only_sgd: ClassVar[str | None] = None
@@ -93,6 +94,10 @@ class SharedBody(CutModel[HeadMemory]):
     def newcomer(self, params: Tensor) -> HeadMemory:
         """No head of its own yet."""
         return HeadMemory(torch.zeros_like(params), torch.zeros_like(params, dtype=torch.bool))
+
+    def withheld(self, server: HeadServer) -> Tensor:
+        """What clients keep."""
+        return server.is_head
 
     def client_round(
         self, broadcast: HeadBroadcast, memory: HeadMemory, task: LocalTask

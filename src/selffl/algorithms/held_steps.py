@@ -25,7 +25,7 @@ class Hold(NamedTuple):
 
     @classmethod
     def of(cls, group_variances: Tensor, group_sizes: Tensor, task: RowwiseTask) -> Hold:
-        """By the prior variance of each group and how many parameters it has, both ``[..., C, G]``."""
+        """A hold by the prior variance of each group and how many parameters it has, both ``[..., C, G]``."""
         return cls(1.0 / (group_variances * task.num_terms.unsqueeze(-1)), sizes_of(group_sizes))
 
     def of_halves(self) -> Hold:
@@ -102,7 +102,7 @@ class StepFactors:
         self._known: tuple[Tensor, range, Factors] | None = None  # of these slots, for these steps
 
     def at(self, number: int, slots: Tensor) -> Factors:
-        """Of one step: without the first axis of those that are given step by step."""
+        """Factors of one step, without the axis of steps."""
         if self._known is None or slots is not self._known[0] or number not in self._known[1]:
             self._known = self._look_ahead(number, slots)
         _, steps, found = self._known
@@ -110,7 +110,7 @@ class StepFactors:
         return found._replace(shares=found.shares[place], weights=found.weights[place])
 
     def _look_ahead(self, number: int, slots: Tensor) -> tuple[Tensor, range, Factors]:
-        """Of the steps that begin with ``number``, as many as there is room for."""
+        """Factors of the steps from ``number`` on, as many as there is memory for."""
         pull, keeps, rate = self._pull[slots], self._momenta[slots], rate_of(self._task, slots)
         if self._rate_shares is not None:
             rate = rate * self._rate_shares[slots]

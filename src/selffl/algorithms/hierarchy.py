@@ -19,6 +19,7 @@ class Hierarchy(Generic[Server, Upload]):
 
     has_inter_variance: ClassVar[bool] = False  # whether the server learns σ₀², the variance between clients
     has_group_variances: ClassVar[bool] = False  # whether it learns one of each group of parameters
+    hierarchy_inputs: ClassVar[tuple[str, ...]] = ()  # fields of an upload for `intra_variance`, and for no table
     information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none
 
     def inter_variance(self, server: Server) -> Tensor | None:
@@ -45,7 +46,10 @@ class Hierarchy(Generic[Server, Upload]):
         return None
 
     def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:
-        """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
+        """σₘ² of ``clients [..., C]``, NaN where unknown; None: the method has none.
+
+        ``recorded`` has the fields of their uploads that the method names, ``recorded`` and ``hierarchy_inputs``.
+        """
         return None
 
     def intra_variance_by_rows(self, server: Server, num_examples: Tensor) -> Tensor | None:

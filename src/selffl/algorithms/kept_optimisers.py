@@ -52,13 +52,13 @@ class _Keeping:
         return upload, self._kept(own, memory, task)
 
     def adapt(self, broadcast: Any, memory: KeptMemory, task: LocalTask) -> KeptMemory:
-        """Likewise."""
+        """The method's, with the optimisers that its new clients have."""
         task.remembered = _slots_of(memory)
         own = self._method.adapt(broadcast, memory.own, task)
         return self._kept(own, memory, task)
 
     def closing_visit(self, broadcast: Any, memory: KeptMemory, task: LocalTask, num_rounds: int) -> KeptMemory:
-        """Likewise."""
+        """The method's closing visit, with the optimisers that its clients have."""
         task.remembered = _slots_of(memory)
         own = self._method.closing_visit(broadcast, memory.own, task, num_rounds)
         return self._kept(own, memory, task)

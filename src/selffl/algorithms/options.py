@@ -54,11 +54,11 @@ class SettingsPart:
 
     @classmethod
     def of(cls, settings: Any) -> Self:
-        """Those of a run, of whose settings they are a part."""
+        """Options of this kind, from the settings of a run that they are a part of."""
         return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
-        """By name, as messages and files hold them."""
+        """The options by name, as messages and files hold them."""
         return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
 

@@ -66,7 +66,7 @@ class BayesUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, BayesMemory]):
+class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, BayesMemory, BayesUpload]):
     """Options of pFedBayes.
 
     Attributes:
@@ -148,9 +148,8 @@ class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, Baye
         upload = BayesUpload(change, torch.ones_like(change[..., 0]), rho_change)
         return upload, BayesMemory(memory.own.keep(mean), rho)
 
-    def server_round(self, server: BayesServer, clients: Tensor, upload: ModelUpload) -> BayesServer:
+    def server_round(self, server: BayesServer, clients: Tensor, upload: BayesUpload) -> BayesServer:
         """The server's distribution moved by beta of the cohort's mean change, of mu and of rho."""
-        assert isinstance(upload, BayesUpload)
         changes = ((server.params, upload.change), (server.rho, upload.rho_change))
         return BayesServer(*(move(before, change, upload.weight, self.mixing) for before, change in changes))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 Record = TypeVar("Record")
 
 EARLIER_NAME = "earlier_name"  # metadata of a field: what checkpoints of earlier versions call it
+DERIVED = "derived"  # metadata of a field that server and clients each make of the model: it does not travel
 ADDED_LATER = "added_later"  # metadata of a field that checkpoints of earlier versions lack: it begins as in a new run
 
 
@@ -25,12 +26,24 @@ def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record
 
 
 def tensors_of(record: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Every tensor of a record by its dotted name: how it is saved and sent."""
+    """Every tensor of a record by its dotted name: how it is saved."""
+    return _tensors(record, prefix, None)
+
+
+def sent_tensors(record: Any) -> dict[str, Tensor]:
+    """The tensors of a record that are sent, by their dotted names: without those that each side makes itself."""
+    return _tensors(record, "", DERIVED)
+
+
+def _tensors(record: Any, prefix: str, left_out: str | None) -> dict[str, Tensor]:
+    """Tensors by their dotted names, without fields of that metadata."""
     if isinstance(record, Tensor):
         return {prefix: record}
     if not is_dataclass(record):
         return {}
     found: dict[str, Tensor] = {}
     for each in fields(record):
-        found |= tensors_of(getattr(record, each.name), f"{prefix}.{each.name}" if prefix else each.name)
+        if left_out not in each.metadata:
+            name = f"{prefix}.{each.name}" if prefix else each.name
+            found |= _tensors(getattr(record, each.name), name, left_out)
     return found

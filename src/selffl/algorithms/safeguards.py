@@ -88,6 +88,13 @@ class Safeguards(Generic[Server, Upload]):
         """Whether every client weighs 1, whatever its rows: then its weight tells nothing of it."""
         return False
 
+    def withheld(self, server: Server) -> Tensor | None:
+        """Where uploads say nothing of a model ``[..., P]``, true or false; None: they say something of all of it.
+
+        What a client's change has there is zero, and is not sent.
+        """
+        return None
+
     def limits(self, clip: float, max_weight: float, upload: Upload) -> Mapping[str, Limit]:
         """What fields of one client's upload may measure, where a client may move a model by ``clip`` at most.
 

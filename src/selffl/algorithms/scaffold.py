@@ -53,7 +53,7 @@ class ControlUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, ControlMemory]):
+class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, ControlMemory, ControlUpload]):
     """Options of SCAFFOLD.
 
     Attributes:
@@ -102,9 +102,8 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
         upload = ControlUpload(change, torch.ones_like(change[..., 0]), control_change)
         return upload, ControlMemory(memory.control + control_change)
 
-    def server_round(self, server: ControlServer, clients: Tensor, upload: ModelUpload) -> ControlServer:
+    def server_round(self, server: ControlServer, clients: Tensor, upload: ControlUpload) -> ControlServer:
         """x <- x + eta_g mean(y_i - x) over the cohort; c <- c + sum(c_i^+ - c_i)/N."""
-        assert isinstance(upload, ControlUpload)
         control = server.control + upload.control_change / server.num_clients.unsqueeze(-1)
         params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
         return ControlServer(params, control.to(server.control), server.num_clients)

@@ -33,7 +33,7 @@ class Schedule:
     needs_rounds: bool = False
 
     def factor(self, done: int, rounds: int) -> float:
-        """In the round that comes after ``done`` of ``rounds``."""
+        """The rate's factor in the round that comes after ``done`` of ``rounds``."""
         return self.factor_of(done, rounds, *self.numbers)
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import row_count
+from selffl.algorithms.averaging import row_count, to_each
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
@@ -93,8 +93,8 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
         """What goes out to the cohort, once 1/S_m ``[..., C]`` is there."""
         stated = server.intra_variance.gather(-1, clients)
         return SelfFLBroadcast(
-            params=server.params.unsqueeze(-2).expand(*clients.shape, -1),
-            inter_variance=server.inter_variance.unsqueeze(-1).expand(clients.shape),
+            params=to_each(server.params, clients),
+            inter_variance=to_each(server.inter_variance, clients),
             others_variance=others_variance,
             intra_variance=stated if self.variances == "known" else torch.full_like(stated, torch.nan),
         )

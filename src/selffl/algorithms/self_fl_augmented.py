@@ -52,7 +52,7 @@ class SelfFLAugmented(ClientLevel[AugmentedMemory, AugmentedUpload]):
     max_convergence_steps: int = option(2000, check_integer, least=1)
 
     def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
-        """Those of the plan, and of the way to the optimum."""
+        """Gradients of the plan, and of the way to the optimum."""
         return self.max_convergence_steps + super().sent_gradients(steps_per_epoch)
 
     def newcomer(self, params: Tensor) -> AugmentedMemory:

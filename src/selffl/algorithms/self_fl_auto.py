@@ -112,7 +112,8 @@ class SelfFLAuto(
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it learns"
     no_clipping: ClassVar[str | None] = "it measures variances by gradients, and balances them with its prior"
     momentum: ClassVar[float] = FIRST_MOMENTUM
-    recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
+    recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight")
+    hierarchy_inputs: ClassVar[tuple[str, ...]] = ("num_examples",)
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
     has_closing_visit: ClassVar[bool] = True
 
@@ -240,11 +241,11 @@ class SelfFLAuto(
     def closing_visit(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_rounds: int
     ) -> AutoMemory:
-        """Likewise, in as many steps as bring clients close to their modes."""
+        """A client's own training alone, in as many steps as bring it close to its mode."""
         return self.train_alone(broadcast, memory, task, self.closing_steps(task, num_rounds))
 
     def closing_steps(self, task: RowwiseTask, num_rounds: int) -> Tensor:
-        """Those of so many passes over a client's rows ``[..., C]``, in visits of which there are a power of two.
+        """Steps of a closing visit ``[..., C]``: so many passes over a client's rows, in a power of two visits.
 
         Clients of about as many rows so end together.  No more visits than there were rounds, and at least a few.
         """
@@ -254,7 +255,7 @@ class SelfFLAuto(
         return steps * visits.clamp(max=num_rounds).clamp(min=LEAST_CLOSING_VISITS)
 
     def closing_rounds(self, num_rounds: int, population: Population) -> tuple[ClosingRound | MixedRound, ...]:
-        """In which it is learned once more how far clients differ; none where c is set by hand."""
+        """Rounds in which it is learned once more how far clients differ; none where c is set by hand."""
         if self.prior_precision is not None:
             return ()
         mixed = [MixedRound(self, num_rounds, number) for number in range(1, 1 + NUM_MIXED_ROUNDS)]
@@ -314,7 +315,7 @@ class SelfFLAuto(
         return descend_held(task, start, arrival.anchor, hold, of_client, plain, broadcast.newness), models
 
     def own_momentum(self, broadcast: AutoBroadcast) -> Tensor:
-        """Of a client's own steps ``[..., C]``: less of it as the running means settle, and so less noise."""
+        """Momentum of a client's own steps ``[..., C]``: less as the running means settle, and so less noise."""
         return LAST_MOMENTUM + (FIRST_MOMENTUM - LAST_MOMENTUM) * broadcast.newness
 
     def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:

@@ -74,6 +74,7 @@ class PlanningClients:
 
     personalises: ClassVar[Personalises] = "model"
     grid: ClassVar[Grid | None] = {"max_local_steps": (20, 40, 80)}
+    steps_options: ClassVar[tuple[str, ...]] = ("initial_steps", "max_local_steps")
     only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
     no_row_privacy: ClassVar[str | None] = None
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it computes"
@@ -129,7 +130,7 @@ class PlanningClients:
         return cohort_size / num_clients if self.smoothing == "participation" else float(self.smoothing)
 
     def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
-        """As many as the longest plan has steps."""
+        """Gradients of the longest plan, one for each step."""
         return self.max_local_steps if self.num_local_epochs is None else self.num_local_epochs * steps_per_epoch
 
     def local_work(self) -> tuple[int, int | None]:

@@ -98,7 +98,7 @@ class SelfFLCluster(SingleModels, SingleClients[ClusterServer, SelfFLMemory, Sel
         return below * self.num_clusters // (~is_unknown).sum(-1, keepdim=True).clamp(min=1)
 
     def broadcast(self, server: ClusterServer, clients: Tensor) -> SelfFLBroadcast:
-        """As Self-FL, with 1/S_m over the clusters that the client is not in."""
+        """Send what Self-FL sends, with 1/S_m over the clusters that the client is not in."""
         cluster = server.cluster.gather(-1, clients)
         total = server.inter_variance.unsqueeze(-1) + fill_unknown_variances(server.cluster_variance)
         # An empty cluster is nobody's other; nor, if asked for, is one that has nobody in this round.

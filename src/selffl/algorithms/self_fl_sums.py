@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import move
+from selffl.algorithms.averaging import move, to_each
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
@@ -65,7 +65,7 @@ class SumsUpload:
 
 @dataclass(frozen=True)
 class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMemory, SumsUpload]):
-    """Options of Self-FL.
+    """Options of Self-FL whose server knows nothing but sums: those of Self-FL.
 
     ``others`` says whether the others are as many as this round's ``cohort``, or as ``all`` clients.
     """
@@ -93,15 +93,12 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         number = torch.full_like(total, clients.shape[-1]) if self.others == "cohort" else server.num_clients
         rest = torch.where(total > 0, total / (number - 1), torch.nan)  # before the first spread nothing is known
 
-        def to_each(value: Tensor) -> Tensor:
-            return value.unsqueeze(-1).expand(clients.shape)
-
         return SumsBroadcast(
-            params=server.params.unsqueeze(-2).expand(*clients.shape, -1),
-            inter_variance=to_each(server.inter_variance),
-            others_variance=to_each(rest),
-            intra_variance=to_each(torch.full_like(total, torch.nan)),
-            total_variance=to_each(total),
+            params=to_each(server.params, clients),
+            inter_variance=to_each(server.inter_variance, clients),
+            others_variance=to_each(rest, clients),
+            intra_variance=to_each(torch.full_like(total, torch.nan), clients),
+            total_variance=to_each(total, clients),
         )
 
     def client_round(
@@ -122,13 +119,13 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         return torch.where(is_known, broadcast.total_variance / own.masked_fill(~is_known, 1.0), 1.0)
 
     def server_round(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> SumsServer:
-        """Everything from the three sums (D16)."""
+        """The server after a round: model and both variances from the three sums (D16)."""
         return self.noisy_server_round(server, clients, upload, {})
 
     def noisy_server_round(
         self, server: SumsServer, clients: Tensor, upload: SumsUpload, noise: Mapping[str, float]
     ) -> SumsServer:
-        """The same, less what noise adds to ||D||^2."""
+        """The server after a round, from sums with noise: less what noise adds to ||D||^2."""
         number, weight = clients.shape[-1], upload.weight
         excess = upload.change.shape[-1] * noise.get("change", 0.0) ** 2
         inter = server.inter_variance

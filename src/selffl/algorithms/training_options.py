@@ -13,7 +13,7 @@ from selffl.algorithms.schedules import rate_in_round, schedule_of
 from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
-LARGEST = torch.finfo(torch.float32).max
+LARGEST = torch.finfo(torch.float32).max  # that an option may be: parameters are float32
 AUGMENTATIONS = ("crop", "flip")
 
 

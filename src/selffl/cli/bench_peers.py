@@ -57,7 +57,7 @@ class Worker:
     turns: list[dict[str, float]] = field(default_factory=list)
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Its answer to a line; `ChildProcessError` with what it said last where it has ended."""
+        """The process's answer to a line; `ChildProcessError` with what it said last where it has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:

@@ -160,8 +160,13 @@ def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clie
 
     name = folder.resolve().name
     share = 0.5 if num_clients is None else min(max(round(MIN_CLIENTS_PER_ROUND / num_clients, 2), 0.1), 1.0)
-    run = f"runs/{name}-self-fl-auto-0"  # where `selffl run` puts it
+    run = f"runs/{name}-{names.DEFAULT}-0"  # where `selffl run` puts it
+    method, option, value = names.STUDY_OPTION
     given = {
+        "algorithm": names.DEFAULT,
+        "algorithms": json.dumps(names.STUDY_METHODS),
+        "some_algorithms": ",".join(dict.fromkeys((names.DEFAULT, method, names.STUDY_METHODS[-1]))),
+        "option": {"method": method, "name": option, "value": value},
         "run": shlex.quote(run),
         "run_text": json.dumps(run, ensure_ascii=False),
         "place": shlex.quote(str(folder)),

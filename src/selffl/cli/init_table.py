@@ -329,7 +329,7 @@ def _shorten(text: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As Python and TOML write it, in double quotes."""
+    """A text as Python and TOML write it, in double quotes."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ _NAMES: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
 PROBLEMS: tuple[str, ...] = tuple(_NAMES["problems"])
 DEFAULT: str = _NAMES["default_algorithm"]
+STUDY_METHODS: tuple[str, ...] = tuple(_NAMES["study_methods"])  # that a new study compares
+STUDY_OPTION: Sequence[Any] = _NAMES["study_option"]  # a method, one of its options, and a value
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:

@@ -130,7 +130,7 @@ class RowsOnDemand(Rows):
 
     @property
     def labels(self) -> Tensor:
-        """Refused likewise."""
+        """Refuse to give labels of all rows: they are made when a cohort's are asked for."""
         self._refuse()
 
     @cached_property
@@ -141,7 +141,7 @@ class RowsOnDemand(Rows):
 
     @property
     def num_classes(self) -> int | None:
-        """As the source says."""
+        """Number of classes, as the source says."""
         return self._source.num_classes
 
     def cohort(self, clients: Tensor) -> tuple[Rows, Tensor]:

@@ -189,7 +189,7 @@ def class_blocks(
 def capped_dirichlet(
     labels: Labels, seed: int, num_clients: int, concentration: float = 0.1, least: int = 10
 ) -> Integers:
-    """As `dirichlet`, but a client that has its N/M rows gets nothing of the classes that follow.
+    """Clients by `dirichlet`, but a client that has its N/M rows gets nothing of the classes that follow.
 
     Of each class, in their order, such clients' proportions count as 0, and bounds are rounded down.  All of it is
     drawn again until every client has ``least`` rows: pFedGraph's and PFLlib's Dirichlet clients (10 rows and 1), after

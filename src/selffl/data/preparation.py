@@ -219,7 +219,7 @@ class Preparation:
         return encode_label(table, self.label)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The preparation as JSON has it."""
         return {"version": VERSION, **asdict(self)}
 
     def digest(self) -> str:

@@ -228,7 +228,7 @@ class Profile:
             raise DataError(f"{path} is no profile; expected a file that Profile.save has written.") from None
 
     def to_json(self) -> str:
-        """As text that `from_json` reads."""
+        """The profile as text that `from_json` reads."""
         return json.dumps({"profile": VERSION, **asdict(self)}, ensure_ascii=False)
 
     @classmethod

@@ -87,7 +87,7 @@ class Embeddings:
 
     @classmethod
     def of(cls, words: Sequence[str], vectors: npt.ArrayLike) -> Embeddings:
-        """From words and their vectors ``[words, dimensions]``, with the two further rows put in front."""
+        """A table from words and their vectors ``[words, dimensions]``, with the two further rows put in front."""
         table = np.asarray(vectors, dtype=np.float32)
         mean = table.mean(0, dtype=np.float64).astype(np.float32)
         every = np.concatenate([np.zeros_like(mean)[None], mean[None], table])

@@ -97,7 +97,7 @@ def deal(index: Index, seed: int) -> Deal:
 
 
 def share_out(sizes: Integers, shares: npt.NDArray[np.float64]) -> Integers:
-    """To whom each thing goes for the sums of sizes to be near to the shares; largest first, to who lacks most."""
+    """Who gets each thing, for sums of sizes near to the shares; largest first, to who lacks most."""
     lacking = shares / shares.sum() * sizes.sum()
     lacking[shares == 0] = -np.inf
     owner = np.zeros(len(sizes), dtype=np.int64)

@@ -130,7 +130,7 @@ def _outside(name: str, value: Tensor, is_outside: Tensor, low: float | Tensor, 
 
 
 def capped_factors(fields: Sequence[Tensor], times: Sequence[float], axis: int) -> Tensor:
-    """By what each client's numbers of some ``fields [..., C, ...]`` are multiplied to be no larger than others' are.
+    """Factors that make each client's numbers of some ``fields [..., C, ...]`` no larger than others' are.
 
     Larger than so many ``times`` the upper quartile of those that are not 0 they may not be, by their length.  Factors
     are ``[fields, ..., C]``.

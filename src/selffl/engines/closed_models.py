@@ -12,7 +12,7 @@ from selffl.budget import budget_of
 
 
 class ClosedModels:
-    """Those of the latest state that was asked about, by the clients asked for together; as many as fit.
+    """Models after closing visits, kept for the latest state, by the clients asked for together; as many as fit.
 
     A copy begins without any.
     """

@@ -90,7 +90,7 @@ class Counts:
     num_rounds: Tensor
 
     def plus(self, num_gradients: Tensor) -> Counts:
-        """After one more round."""
+        """Counts after one more round."""
         return Counts(self.num_gradients + num_gradients, self.num_rounds + 1)
 
 
@@ -120,8 +120,8 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
     return lots.topk(size, dim=-1, largest=False).indices.sort(dim=-1).values
 
 
-def _apart(memory: Any, params: Tensor) -> Any:
-    """Memories whose tensors share no room with the initial model or with each other: they are written into."""
+def _with_own_storage(memory: Any, params: Tensor) -> Any:
+    """Memories whose tensors share no storage with the initial model or with each other: they are written into."""
     taken = {params.untyped_storage().data_ptr()}
 
     def own(tensor: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class CohortEngine:
         population = self.source.population
         everyone = params.unsqueeze(-2).expand(*params.shape[:-1], population.num_clients, params.shape[-1])
         if keep is None:
-            memory = _apart(self.algorithm.newcomer(everyone), params)
+            memory = _with_own_storage(self.algorithm.newcomer(everyone), params)
         else:
             memory = keep(self.algorithm.newcomer(everyone[..., :1, :]), population.num_clients)
         return RunState(

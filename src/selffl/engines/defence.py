@@ -76,7 +76,7 @@ def defend(robust: str, method: Method, server: Any, clients: Tensor, upload: An
 def expected_squares(method: Method, server: Any, clients: Tensor, upload: Any, equal: Tensor) -> Tensor:
     """σ₀² + σₘ² of each client, or ``equal [..., C]`` where they are not known yet."""
     inter = method.inter_variance(server)
-    recorded = {name: getattr(upload, name) for name in method.recorded}
+    recorded = {name: getattr(upload, name) for name in method.fields_by_client()}
     intra = method.intra_variance(server, clients, recorded)
     assert inter is not None
     if intra is None:

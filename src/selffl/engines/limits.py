@@ -32,13 +32,13 @@ from selffl.algorithms.options import SettingsPart, check_number, option
 from selffl.algorithms.records import tensors_of
 from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.suggestions import suggest
+from selffl.algorithms.training_options import LARGEST
 from selffl.errors import ConfigError
 
 Method = Algorithm[Any, Any, Any, Any]
 
 SHARE_OF_OTHERS = 0.1  # of what a field that moves a model counts for, when a round's privacy is shared out
 LEFT_TO_WEIGHT = 0.75  # of the share of signed fields: what they do not use while one of two weights is zero
-LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SumLimits:
     axis: int = 0
 
     def limits(self, upload: Any) -> Mapping[str, Limit]:
-        """By field, for the fields of an upload, of clients ``[..., C, ...]`` or of their sum ``[..., ...]``."""
+        """Limits by field, for the fields of an upload, of clients ``[..., C, ...]`` or of their sum ``[..., ...]``."""
         assert self.options.clip is not None
         found = self.method.limits(self.options.clip, self._most_weight, upload)
         stated = {*found, *(limit.weight for limit in found.values()), *self.method.may_be_unknown}

@@ -28,9 +28,10 @@ class RoundReport:
     round_number: int
     clients: Tensor  # [..., C]
     upload: Any  # what the server's step was given: the cohort's sum, or what every client sent
-    recorded: Mapping[str, Tensor]  # the fields that the method has recorded, client by client [..., C]
+    recorded: Mapping[str, Tensor]  # the method's `fields_by_client`, each [..., C]
     server: Any
     num_gradients: Tensor  # evaluations in this round, [..., C]
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)  # of what clients sent, before it was summed
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Uploads:
     recorded: dict[str, list[Tensor]] = field(default_factory=dict)
     capped: dict[str, list[Tensor]] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the fields, as clients sent them
 
     def join(self, other: Uploads) -> None:
         """Take in what clients after these have sent; sums are added in the order in which they come."""
@@ -56,6 +58,7 @@ class Uploads:
             for name, found in theirs.items():
                 own[name] += found
         self.left_out |= other.left_out
+        self.dtypes |= other.dtypes
 
 
 class GatheredUploads:
@@ -77,22 +80,26 @@ class GatheredUploads:
         self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
         self._robust, self.limits = robust, limits
         self.found = Uploads(
-            recorded={name: [] for name in algorithm.recorded},
+            recorded={name: [] for name in algorithm.fields_by_client()},
             capped={name: [] for name in algorithm.capped if limits is None},
         )
         self.held_back: dict[int, str] = {}  # by client's number, and why: who counts for less than it says
 
     @classmethod
-    def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None = None) -> Self:
-        """Uploads of ``clients [C]`` of whom nothing but the sum is known: none can be checked or recorded."""
+    def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None, template: Any) -> Self:
+        """Uploads of ``clients [C]``, each like ``template``, of whom nothing but the sum is known.
+
+        None can be checked or recorded.
+        """
         gathered = cls(algorithm, 0, limits=limits)
-        recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
-        gathered.found = Uploads(total, clients=[clients], recorded=recorded)
+        recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.fields_by_client()}
+        dtypes = {name: tensor.dtype for name, tensor in tensors_of(template).items()}
+        gathered.found = Uploads(total, clients=[clients], recorded=recorded, dtypes=dtypes)
         return gathered
 
     @property
     def left_out(self) -> dict[int, str]:
-        """By client's number, and why."""
+        """Clients that are left out, by number, and why."""
         return self.found.left_out
 
     def add(self, clients: Tensor, upload: Any) -> None:
@@ -105,6 +112,7 @@ class GatheredUploads:
             clients=[clients],
             recorded={name: [getattr(upload, name)] for name in self.found.recorded},
             capped={name: [getattr(upload, name)] for name in self.found.capped},
+            dtypes={name: tensor.dtype for name, tensor in tensors_of(upload).items()},
         )
         if self._robust != "none" or not self._algorithm.uploads_add:
             found.parts.append(upload)
@@ -113,7 +121,7 @@ class GatheredUploads:
         self.found.join(found)
 
     def _possible(self, claims: Claims, clients: Tensor, upload: Any) -> tuple[Tensor, Any]:
-        """Those clients, and their uploads, who can have sent what they have."""
+        """Clients that can have sent what they have, and their uploads."""
         is_possible = claims.are_possible(clients, upload)
         if bool(is_possible.all()):
             return clients, upload
@@ -138,7 +146,7 @@ class GatheredUploads:
 
     @property
     def clients(self) -> Tensor:
-        """Those whose uploads count, ``[..., C]``."""
+        """Clients whose uploads count, ``[..., C]``."""
         return torch.cat(self.found.clients, dim=-1)
 
     def upload(self) -> Any:
@@ -205,7 +213,8 @@ def finish_round(
     else:
         after = algorithm.server_round(server, clients, upload)
     check_finite(algorithm, after, round_number)
-    return RoundReport(round_number, clients, upload, gathered.collect_recorded(), after, num_gradients)
+    recorded, dtypes = gathered.collect_recorded(), gathered.found.dtypes
+    return RoundReport(round_number, clients, upload, recorded, after, num_gradients, dtypes)
 
 
 def check_finite(algorithm: Method, server: Any, round_number: int) -> None:

@@ -59,7 +59,7 @@ class _NamedMethod:
         return self._named(name, found) if name in STAGES else found
 
     def closing_rounds(self, num_rounds: int, population: Population) -> Any:
-        """The method's, named likewise."""
+        """The method's closing rounds, whose errors say at which stage they came."""
         return [_NamedMethod(each, self._source) for each in self._method.closing_rounds(num_rounds, population)]
 
     def _named(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,7 +48,7 @@ class Centre:
         return self.mean + self.slope * (covariate - self.covariate_mean)
 
     def variance_at(self, covariate: Any) -> Any:
-        """Its variance."""
+        """The variance of the fitted centre at a value of the covariate."""
         return self.mean_variance + self.slope_variance * (covariate - self.covariate_mean) ** 2
 
 

@@ -26,14 +26,14 @@ class Spread:
     @classmethod
     def empty(cls, like: Tensor) -> Spread:
         """Spread of no vectors yet; ``like [..., P]`` gives shape, dtype and device."""
-        zero = torch.zeros_like(like[..., 0], dtype=_precise(like))
+        zero = torch.zeros_like(like[..., 0], dtype=summing_dtype(like))
         return cls(zero, torch.zeros_like(like), zero)
 
     @classmethod
     def of(cls, vectors: Tensor) -> Spread:
         """Spread of ``vectors [..., count, P]``, in two passes."""
         mean = vectors.sum(-2) / max(vectors.shape[-2], 1)  # of nothing: zero, as in `empty`
-        count = torch.full_like(mean[..., 0], vectors.shape[-2], dtype=_precise(vectors))
+        count = torch.full_like(mean[..., 0], vectors.shape[-2], dtype=summing_dtype(vectors))
         return cls(count, mean, (vectors - mean.unsqueeze(-2)).to(count).square_().sum((-2, -1)))
 
     def update(self, vector: Tensor) -> Spread:
@@ -68,6 +68,6 @@ class Spread:
         return self.squares if scale == "sum" else self.squares / self.count.clamp(min=1)
 
 
-def _precise(vectors: Tensor) -> torch.dtype:
-    """Type of counts and sums of squares: half precision would stop counting at 256 or 2,048."""
+def summing_dtype(vectors: Tensor) -> torch.dtype:
+    """The type in which ``vectors`` are counted and added up: half precision would stop counting at 256 or 2,048."""
     return torch.promote_types(vectors.dtype, torch.float32)

@@ -30,7 +30,7 @@ class Standardise(nn.Module):
 
     @classmethod
     def of(cls, rows: Tensor) -> Standardise:
-        """By the mean and spread of ``rows [rows, ...]``, which should be training rows alone."""
+        """A scaling by the mean and spread of ``rows [rows, ...]``, which should be training rows alone."""
         wide = rows.double()  # a column of large numbers, nearly the same
         return cls(wide.mean(0).to(rows), wide.std(0).to(rows))
 

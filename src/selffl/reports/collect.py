@@ -65,7 +65,7 @@ class Method:
 
     @property
     def algorithm(self) -> str:
-        """Its name in the registry."""
+        """The method's name in the registry."""
         return self.runs[0].config.algorithm
 
     @property

@@ -172,7 +172,7 @@ def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: fl
 
 
 def save(canvas: Canvas, stem: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """In each format, beside each other; the same figure is the same file, whenever it is saved.
+    """Write a figure in each format, side by side; the same figure is the same file, whenever it is saved.
 
     It is laid out once, by the sizes of letters in the first format.
     """

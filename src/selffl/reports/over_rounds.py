@@ -11,7 +11,7 @@ import numpy as np
 from selffl.reports.collect import Group, RunData
 from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
 from selffl.reports.scores import evenly_chosen, round_all, round_digits, runs_of_seed
-from selffl.runs.folder import INTERVAL
+from selffl.runs.folder import INTERVAL, REPORTED
 
 # What a page can hold: beyond these it shows fewer rounds.
 MAX_POINTS = 15_000  # client-rounds
@@ -21,7 +21,12 @@ STEP_BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends, as in the st
 
 def has_variances(run: RunData) -> bool:
     """Whether the method estimates them."""
-    return bool(run.records.participation) or any(row.get("inter_variance") is not None for row in run.records.history)
+    return has_reports(run) or any(row.get("inter_variance") is not None for row in run.records.history)
+
+
+def has_reports(run: RunData) -> bool:
+    """Whether clients have reported what a page draws, by client; what a method records beside it, none draws."""
+    return any(row.get(name) is not None for row in run.records.participation for name in REPORTED)
 
 
 def inside(group: Group, number: int) -> Inside | None:
@@ -94,7 +99,7 @@ def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Traject
     for table in seed_tables:
         position = {client: i for i, client in enumerate(table["clients"])}
         for number, run in enumerate(runs_of_seed(group, table["seed"])):
-            if run is None or not run.records.participation:
+            if run is None or not has_reports(run):
                 continue
             rows = [row for row in run.records.participation if str(row["client"]) in position]
             if paths and len(rows) > left:

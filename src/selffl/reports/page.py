@@ -299,11 +299,11 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     best = {
         part: pick(line.scores[part].mean for line in lines if part in line.scores) for part in parts if len(lines) > 1
     }
-    has_rivals = len(lines) > 1
+    has_others = len(lines) > 1
     has_tests = any(line.p_value is not None for line in lines)
     beside = [name for name in scores.SECOND_METRICS if any(name in line.beside for line in lines)]
     columns = ["method", *(scores.PARTS[part] for part in parts), *(scores.SECOND_METRICS[name] for name in beside)]
-    columns += [f"against {lines[0].method}"] if has_rivals else []
+    columns += [f"against {lines[0].method}"] if has_others else []
     columns += ["p"] if has_tests else []  # after Holm's correction
     columns += ["gradients"]
     rows: list[list[Any]] = []
@@ -319,7 +319,7 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
         for name in beside:
             text = sentences.with_error(line.beside.get(name), name.removeprefix("weighted_"))
             cells.append({"text": text, "kind": ""})
-        if has_rivals:
+        if has_others:
             kind = {"better": "good", "worse": "bad"}.get(line.verdict, "")
             said = {"better": ", better", "worse": ", worse"}.get(line.verdict, "")
             text = sentences.with_error(line.difference, metric, signed=True) + said
@@ -368,7 +368,7 @@ def plain_table(group: Group) -> list[dict[str, str]]:
 
 
 def _unbroken(text: str) -> str:
-    """The same, so that no line begins with a per cent sign."""
+    """A text in which no line begins with a per cent sign."""
     return text.replace(" %", "\u00a0%")
 
 

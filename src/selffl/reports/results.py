@@ -249,5 +249,5 @@ def _page(record: StudyRecord, figure_folder: str) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, as Markdown would show it: a line that begins with # would be a heading."""
+    """A text on one line, as Markdown would show it: a line that begins with # would be a heading."""
     return " ".join(text.split())

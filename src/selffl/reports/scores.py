@@ -37,12 +37,12 @@ Verdict = Literal["first", "better", "worse", "inconclusive", "above", "below", 
 
 
 def scale_of(metric: str) -> float:
-    """From the records' unit to the reader's."""
+    """The factor from the records' unit to the reader's."""
     return 100.0 if metric in PERCENT else 1.0
 
 
 def round_digits(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | int | None:
-    """To so many significant digits; what is no number is None, and whole numbers have no point."""
+    """A number to so many significant digits; what is no number is None, and whole numbers have no point."""
     if value is None or not math.isfinite(value):
         return None
     if value == 0:
@@ -63,7 +63,7 @@ def round_all(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) 
 
 
 def to_unit(value: float | None, scale: float) -> float | int | None:
-    """In the reader's unit."""
+    """A score in the reader's unit."""
     return None if value is None else round_digits(scale * value)
 
 

@@ -11,6 +11,7 @@ from selffl.algorithms.optimisers import Optimiser
 from selffl.errors import pluralise
 from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
+from selffl.reports.over_rounds import has_reports
 from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
 from selffl.runs.recipe import REMOTE, Recipe, check_settings
@@ -20,7 +21,7 @@ from selffl.training.metrics import PERCENT, name_of, plain_number
 
 
 def list_words(names: Sequence[str]) -> str:
-    """With commas, and an and before the last."""
+    """Words as a list: with commas, and an and before the last."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -311,7 +312,7 @@ def _tell_cut(group: Group, tables: Tables) -> str:
         f"{group.methods[number].label}, seed {table['seed']}"
         for table in tables["seeds"]
         for number, run in enumerate(scores.runs_of_seed(group, table["seed"]))
-        if run is not None and run.records.participation and (table["seed"], number) not in held
+        if run is not None and has_reports(run) and (table["seed"], number) not in held
     ]
     if absent:
         parts.append(f"rounds of single clients are left out for {list_words(absent)}")

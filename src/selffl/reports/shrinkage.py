@@ -80,7 +80,7 @@ class Shrinkage:
         level: float = 0.95,
         new_variance: float | None = None,
     ) -> Shrinkage:
-        """With sigma_0^2 given, or estimated by ``method``."""
+        """The shrinkage with sigma_0^2 given, or estimated by ``method``."""
         analysis = meta_analysis(
             table.estimate,
             table.variance,

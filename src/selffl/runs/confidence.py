@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.algorithms.layers import by_parameter
+from selffl.algorithms.suggestions import suggest
 from selffl.data.federation import Rows
 from selffl.data.named import Features, join
 from selffl.errors import ConfigError, DataError
@@ -67,9 +67,11 @@ class Confidence:
     def moderation(self) -> Moderation:
         """The moderation of all clients, learned when it is first asked for."""
         if not self.has_posterior:
+            names = suggest(lambda other: other.information_balance is not None)
             raise ConfigError(
-                f"{self._session.recipe.algorithm} does not know how sure its models are; expected "
-                f"{DEFAULT_ALGORITHM}, which learns how much clients differ. Train with it, or ask for moderated=False."
+                f"{self._session.recipe.algorithm} does not know how sure its models are; expected a method that "
+                f"learns how much clients differ, such as {names}. Train with it, or ask for "
+                "moderated=False."
             )
         if self._moderation is None:
             self._moderation = self._learn_moderation()
@@ -129,7 +131,7 @@ class Confidence:
         return log_odds_variance(squares[num:], products[:, num:], products[:, :num], own.weights, self._precision())
 
     def _learn_moderation(self) -> Moderation:
-        """From the rows of clients that have trained, some of them by lot if they are many."""
+        """Learn the moderation from the rows of clients that have trained, some of them by lot if they are many."""
         trained = self._state.num_rounds.cpu().nonzero().flatten()
         lots = uniform(self._session.recipe.seed, "confidence", trained)
         logits, labels, variance = [], [], []

@@ -151,7 +151,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those of the task, and the user's own."""
+        """Metrics of the task, and the user's own."""
         return (*self.measure.metrics, *self.own_metrics)
 
     def of_clients(self, metric: str, view: str) -> Tensor:

@@ -59,9 +59,8 @@ LAYERS, MODULE = "module.safetensors", "module.pt"
 PREPARATION = "preparation.json"
 CLIENT_MEMORY = "memory"  # the folder of what clients keep on disk
 
-# Of participation.csv, after the round and the client: what a client reported, and what the server makes of it.
+# Columns that participation.csv always has: what clients report to methods here, and what the server makes of it.
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
-PARTICIPATION_COLUMNS = ("round", "client", *REPORTED)
 
 INTERVAL = ("inter_variance_low", "inter_variance_high")  # between what σ₀² lies, 95 % confidence; of the history
 
@@ -82,9 +81,14 @@ class Records:
     answers: list[Row] = field(default_factory=list)  # of a run that has ended
 
     def up_to(self, round_number: int) -> Records:
-        """Without the rounds after that one."""
+        """Records without the rounds after that one."""
         kept = [[row for row in rows if row["round"] <= round_number] for rows in (self.history, self.participation)]
         return replace(self, history=kept[0], participation=kept[1])
+
+
+def participation_columns(recorded: Iterable[str]) -> list[str]:
+    """Columns of participation.csv, for a method that has these fields of its uploads recorded."""
+    return list(dict.fromkeys(("round", "client", *REPORTED, *recorded)))
 
 
 def history_columns(recipe: Recipe) -> list[str]:
@@ -103,7 +107,7 @@ def history_columns(recipe: Recipe) -> list[str]:
 
 
 def score_columns(recipe: Recipe) -> list[str]:
-    """Those of them that an evaluation fills in."""
+    """Columns of a run's history that an evaluation fills in."""
     beside = [f"{part}_{metric}" for part in recipe.noted_beside for metric in recipe.metrics]
     return score_names(recipe.metrics, recipe.fine_tune, recipe.class_frequencies, recipe.neighbours) + beside
 
@@ -114,20 +118,21 @@ class RunFolder(Observer):
 
     path: Path
     _columns: Sequence[str] = field(default=(), init=False)  # of the history, as it was begun
+    _participation_columns: Sequence[str] = field(default=(), init=False)
 
     def started(self, recipe: Recipe, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
         sweep(self.path.glob(STRAY))
-        self._columns = history_columns(recipe)
+        self._columns, self._participation_columns = history_columns(recipe), participation_columns(recipe.recorded)
         # Histories of earlier versions have columns for accuracies that a task may not have.
         history = [{name: row.get(name) for name in self._columns} for row in records.history]
         write_csv(self.path / HISTORY, history, self._columns)
-        write_csv(self.path / PARTICIPATION, records.participation, PARTICIPATION_COLUMNS)
+        write_csv(self.path / PARTICIPATION, records.participation, self._participation_columns)
         write_json(self.path / CONFIG, {"version": VERSION, "config": recipe.to_json(), "environment": environment()})
 
     def round_ended(self, row: Row, participants: Sequence[Row]) -> None:
         """One more line of the history, and one for each participant."""
-        append_csv(self.path / PARTICIPATION, participants, PARTICIPATION_COLUMNS)
+        append_csv(self.path / PARTICIPATION, participants, self._participation_columns)
         append_csv(self.path / HISTORY, [row], self._columns)
 
     def updated(self, records: Records, state: RunState) -> None:
@@ -259,7 +264,7 @@ def check_complete(path: Path, records: Records, round_number: int, method: Meth
     if [row["round"] for row in records.history] != list(range(1, round_number + 1)):
         raise _incomplete(path / HISTORY, f"rounds before the checkpoint of round {round_number}")
     told = Counter(row["round"] for row in records.participation)
-    for row in records.history if method.recorded else ():
+    for row in records.history if method.fields_by_client() else ():
         if told[row["round"]] != row["clients"]:
             raise _incomplete(path / PARTICIPATION, f"clients of round {row['round']}")
     is_evaluated = any(row[name] is not None for row in records.history for name in row if name.startswith("weighted_"))

@@ -38,6 +38,7 @@ def method_facts(name: str, method: Method) -> dict[str, Any]:
         "has_own_method": not is_registered(name, method),
         "has_global_model": method.has_global_model,
         "is_federated": method.is_federated,
+        "recorded": method.recorded,
     }
 
 

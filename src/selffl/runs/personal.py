@@ -10,7 +10,7 @@ from selffl.runs.session import Session
 
 
 class PersonalModelCache:
-    """Those of a state that no longer changes, by the places of clients: the latest asked for, as many as fit."""
+    """Personal models of a state that no longer changes, by the places of clients: the latest asked for that fit."""
 
     def __init__(self, session: Session, state: RunState) -> None:
         self.session, self.state = session, state

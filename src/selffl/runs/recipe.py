@@ -52,6 +52,7 @@ class Recipe:
         has_own_method: Whether the method is one that is not in the registry.
         has_global_model: Whether the method trains a model that is of use to anybody.
         is_federated: Whether clients learn from each other at all.
+        recorded: Fields of uploads that the method has written down, client by client.
         data: What the rows are called.
         source: The call that loads the rows again, if they have a name.
         fingerprint: Of the rows; taken when the run is written.
@@ -105,6 +106,7 @@ class Recipe:
     has_own_method: bool = False
     has_global_model: bool = True
     is_federated: bool = True
+    recorded: tuple[str, ...] = ()
     data: str = "arrays"
     source: dict[str, Any] | None = None
     fingerprint: str = ""
@@ -139,14 +141,17 @@ class Recipe:
         # Runs of earlier versions do not say what their method is like.
         found = traits_recorded(content["algorithm"]) | dict(content)
         found |= _settings_of_options(found["options"])
-        found |= {name: tuple(found[name]) for name in ("fine_tune", "metrics") if name in found}
+        found |= {name: tuple(found[name]) for name in ("fine_tune", "metrics", "recorded") if name in found}
         for name, kinds in KINDS.items():
             if name in found and not isinstance(found[name], kinds):
                 raise TypeError(f"{name} is {found[name]!r}")
         if found.get("source") is not None and not isinstance(found["source"].get("name"), str):
             raise TypeError(f"source is {found['source']!r}")
-        if not found.get("metrics", True) or not all(isinstance(name, str) for name in found.get("metrics", ())):
+        if not found.get("metrics", True):
             raise TypeError(f"metrics are {found['metrics']!r}")
+        for name in ("metrics", "recorded"):
+            if not all(isinstance(each, str) for each in found.get(name, ())):
+                raise TypeError(f"{name} are {found[name]!r}")
         return cls(**found | {"optimiser": optimiser_of(**found.get("optimiser", {"name": "sgd"}))})
 
     @property

@@ -11,16 +11,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selffl.algorithms.records import tensors_of
+from selffl.algorithms.records import sent_tensors, tensors_of
 from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
-from selffl.errors import DivergedError
+from selffl.errors import ConfigError, DivergedError
 from selffl.privacy import spent_privacy, spent_row_privacy
 from selffl.runs import folder as files
 from selffl.runs.class_answers import count_answers
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
-from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
+from selffl.runs.folder import INTERVAL, Records, Row, history_columns, participation_columns, score_columns
 from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
@@ -42,7 +42,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class TrainedAlone:
-    """All clients beside what they have without the others: columns of the table of clients."""
+    """What all clients have without the others: columns of the table of clients."""
 
     columns: dict[str, list[Any]]
 
@@ -115,7 +115,7 @@ class Recorder:
         self._held.append((row, participants))
 
     def _bytes_sent(self, report: RoundReport) -> int | None:
-        """Up to this round, both ways; none where earlier rounds have not been counted."""
+        """Bytes up to this round, both ways; none where earlier rounds have not been counted."""
         before = self.records.history[-1].get("bytes_sent") if self.records.history else 0
         number = report.clients.shape[-1]
         if before is None or number == 0:
@@ -160,14 +160,17 @@ class Recorder:
 
 
 def visit_bytes(method: Method, report: RoundReport) -> int:
-    """What a client is sent and sends back in a round: every number takes as many bytes as one of the model."""
+    """Bytes of the numbers that a client is sent and sends back in a round, without what the method withholds."""
     if not method.is_federated:
         return 0
-    down = tensors_of(method.broadcast(report.server, report.clients[..., :1]))
-    up = tensors_of(report.upload)
-    share = 1 if method.uploads_add else report.clients.shape[-1]
-    number = sum(each.numel() for each in down.values()) + sum(each.numel() for each in up.values()) // share
-    return number * int(report.server.params.element_size())
+    down = sent_tensors(method.broadcast(report.server, report.clients[..., :1]))
+    found, withheld = sum(each.nbytes for each in down.values()), method.withheld(report.server)
+    for name, each in tensors_of(report.upload).items():
+        own = each if method.uploads_add else each.select(report.clients.ndim - 1, 0)
+        is_cut = withheld is not None and own.shape == withheld.shape
+        number = own.numel() - (int(withheld.sum()) if withheld is not None and is_cut else 0)
+        found += number * report.dtypes.get(name, each.dtype).itemsize  # sums have more digits than what is sent
+    return found
 
 
 def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
@@ -176,8 +179,9 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
     if not row["clients"]:  # too few answered, over a network, and nothing was learned
         return row, []
     row |= spread_cells(method, report.server)
-    if not method.recorded:
+    if not method.fields_by_client():
         return row, []
+    _check_recorded(report)
     found = dict(report.recorded)
     intra = method.intra_variance(report.server, report.clients, report.recorded)
     if intra is not None:
@@ -190,15 +194,28 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
         found["weight"] = weight
     if "weight" in found:
         found["weight"] = found["weight"].double() / found["weight"].double().sum()
-    cells = {name: _or_none(values) for name, values in found.items()}
-    return row, [
-        {
-            "round": report.round_number,
-            "client": ids[client],
-            **{name: cells[name][place] if name in cells else None for name in REPORTED},
-        }
-        for place, client in enumerate(report.clients.tolist())
-    ]
+    unknown: list[Any] = [None] * len(report.clients)
+    columns = dict.fromkeys(participation_columns(method.recorded), unknown)
+    columns |= {name: _as_cells(values) for name, values in found.items() if name in columns}
+    columns |= {"round": [report.round_number] * len(report.clients)}
+    columns |= {"client": [ids[client] for client in report.clients.tolist()]}
+    return row, [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def _as_cells(values: Tensor) -> list[float | None]:
+    """Numbers as cells of a table, which has no true and false."""
+    return _or_none(values.to(torch.int64) if values.dtype == torch.bool else values)
+
+
+def _check_recorded(report: RoundReport) -> None:
+    """Refuse recorded fields that are no column of a table, or another one than those it has anyway."""
+    for name, values in report.recorded.items():
+        if values.shape != report.clients.shape or name in ("round", "client"):
+            raise ConfigError(
+                f"{name!r} is to be recorded, and has the shape {tuple(values.shape)} in the uploads; expected one "
+                f"number for each client, {tuple(report.clients.shape)}, and no field called 'round' or 'client'. "
+                "Change what the method says in `recorded`, or its upload."
+            )
 
 
 def spread_cells(method: Method, server: Any) -> Row:

@@ -193,6 +193,7 @@ def _restore_session(
         module = given.model or own or build(**(recipe.model or {}))
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
+    recipe = replace(recipe, recorded=method.recorded)  # runs of earlier versions do not say
     metrics = _metrics(path, recipe, parts.get("metrics") if given.metrics is None else given.metrics)
     federation = _federation(path, recipe, given.federation)
     first = partial(_first_model, path=path) if recipe.gain else None

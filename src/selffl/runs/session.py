@@ -204,7 +204,7 @@ class Session:
             return self.engine.personal(state, where, is_over=self.is_over(state))[0]
 
     def personal_models(self, state: RunState) -> Tensor:
-        """Those of all clients ``[M, P]``, made side by side: `personal` to rounding, and sooner."""
+        """Personal models of all clients ``[M, P]``, made side by side: `personal` to rounding, and sooner."""
         with single_thread(self), deterministic_cudnn():
             return self.engine.personal(state, is_over=self.is_over(state))
 

@@ -44,7 +44,6 @@ OF_LAST_RUN = (
     "evaluate_train",
     "evaluate_validation",
 )
-STEPS = ("num_local_steps", "initial_steps", "max_local_steps")  # whose place a number of epochs takes
 
 OnTrial = Callable[[Setting, float | None], None]  # told the score, none where training diverged
 
@@ -295,10 +294,12 @@ def _validation_sizes(federation: Federation) -> list[int]:
 
 def _check_values(grid: Mapping[str, Sequence[Any]], make: Callable[[Setting], Method], beside: Setting) -> None:
     """Refuse what is no option or setting, and values that it does not take, before anything is trained."""
-    options = [field.name for field in fields(make({}))]  # type: ignore[arg-type]
+    method = make({})
+    options = [field.name for field in fields(method)]  # type: ignore[arg-type]
     for name, values in grid.items():
         check_known("name in the grid", name, (*options, *STUDY_SETTINGS, FINE_TUNE))
-        if name in STEPS and getattr(make({name: values[0]}), "num_local_epochs", None) is not None:
+        work = make({name: values[0]}).local_work() if name in method.steps_options else None
+        if work is not None and work[1] is not None:
             raise ConfigError(
                 f"{name} is in the grid, and num_local_epochs takes its place; expected one of them. Leave "
                 "num_local_epochs out of the method, or tune that."

@@ -141,7 +141,7 @@ def _crc32_of_text(text: str) -> str:
 
 
 def _crc32(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and numbers."""
+    """Checksum over names, types, shapes and numbers."""
     found = 0
     for name in sorted(tensors):
         tensor = tensors[name]

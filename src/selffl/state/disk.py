@@ -228,14 +228,14 @@ class DiskMemory(Generic[Memory]):
         return found
 
     def _take(self, number: int) -> Tensor:
-        """So many free slots, the lowest; behind the last there are always more."""
+        """Take so many free slots, the lowest; behind the last there are always more."""
         found, self._free = self._free[:number], self._free[number:]
         more = self._end + torch.arange(number - len(found))
         self._end += len(more)
         return torch.cat([found, more])
 
     def contents(self) -> DiskMemory[Memory]:
-        """Itself, which is what a state keeps."""
+        """This store, which is what a state keeps."""
         return self
 
     def stored_in(self, path: Path) -> DiskMemory[Memory]:
@@ -249,7 +249,7 @@ class DiskMemory(Generic[Memory]):
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        """Around the writing of a checkpoint, which then refers to the slots as they are."""
+        """A context for writing a checkpoint, which then refers to the slots as they are."""
         if self._changed:
             for clients in torch.cat(self._changed).unique().split(AT_ONCE):  # type: ignore[no-untyped-call]
                 self.sums[clients] = self.folder.sums(self.slots[clients].long())

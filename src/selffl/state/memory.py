@@ -104,7 +104,7 @@ class ShardMemory:
         self._changed.append(clients)
 
     def contents(self) -> ShardMemory:
-        """Itself, which is what a state keeps."""
+        """This store, which is what a state keeps."""
         return self
 
     def take_changed(self) -> Tensor:
@@ -129,7 +129,7 @@ class SpreadMemory:
         self._store.write(clients, memory)
 
     def contents(self) -> SpreadMemory:
-        """Itself, which is what a state keeps."""
+        """This store, which is what a state keeps."""
         return self
 
     def collect(self) -> Any:
@@ -143,16 +143,16 @@ class AbsentMemory:
     """The memories of a run that another process has."""
 
     def read(self, clients: Tensor) -> NoReturn:
-        """Nobody's."""
+        """Refuse to read: no memories are here."""
         raise ConfigError(
             "what clients keep is with rank 0, and this is another rank; expected to be asked for it there. Look at "
             "personal models where RANK is 0 in the environment."
         )
 
     def write(self, clients: Tensor, memory: Any) -> NoReturn:
-        """Nobody's."""
+        """Refuse to write: no memories are here."""
         self.read(clients)
 
     def contents(self) -> AbsentMemory:
-        """Itself."""
+        """This store, which is what a state keeps."""
         return self

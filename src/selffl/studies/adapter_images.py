@@ -91,7 +91,7 @@ def train_network(is_small: bool = False) -> PictureNetwork:
 
 
 def network(is_small: bool = False) -> nn.Module:
-    """Its last block and head, which clients adapt."""
+    """The residual network's last block and head, which clients adapt."""
     return train_network(is_small).cut()[1]
 
 

@@ -40,7 +40,7 @@ class AdapterProblem(Problem):
     is_small: bool = False
 
     def shorten(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
-        """For a quick look: fewer rounds, a smaller network and fewer clients."""
+        """The problem for a quick look: fewer rounds, a smaller network and fewer clients."""
         return replace(super().shorten(share, model_options), is_small=True, rank=min(self.rank, 2))
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:

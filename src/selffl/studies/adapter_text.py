@@ -121,7 +121,7 @@ def train_transformer(is_small: bool = False) -> ByteNetwork:
 
 
 def network(is_small: bool = False) -> nn.Module:
-    """Its last layer and head, which clients adapt."""
+    """The transformer's last layer and head, which clients adapt."""
     return train_transformer(is_small).last
 
 

@@ -19,13 +19,11 @@ from typing import Any
 import torch
 
 from selffl.algorithms import algorithm
-from selffl.algorithms.fedper import SharedBody
-from selffl.algorithms.population import Population
 from selffl.runs.evaluation import WITH_CLASSES, prefix_of
 from selffl.runs.tune import VALIDATION_SHARE
 from selffl.studies.adapter_problem import B_ALONE, EVERYTHING, AdapterProblem
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, score_of_clients
-from selffl.studies.auto import AUTO, numbers_sent, share_losing
+from selffl.studies.auto import AUTO, bytes_of_visit, share_losing
 from selffl.studies.comparison import as_personal, by_round, history, mean_gradients, points, run_each, runs_of
 from selffl.studies.result import (
     OVER_SPLITS,
@@ -43,7 +41,6 @@ from selffl.studies.result import (
 from selffl.training.flat import FlatModel
 
 NUM_SEEDS = 5
-BYTES_PER_NUMBER = 4
 NUM_GROUPS = 3  # of clients, by how many rows they have
 OPTIMISERS = ("sgd", "adam")
 FEDAVG, LOCAL = "fedavg, B", "local, B"
@@ -64,7 +61,7 @@ class Method:
     setting_of: str | None = None  # whose optimiser and learning rate it takes; none: it chooses its own
 
     def views(self, fine_tune: Sequence[int]) -> list[str]:
-        """Those that it may choose from."""
+        """Views of its models that it may choose from."""
         start = WITH_CLASSES if self.with_classes else "global"
         if self.is_fine_tuned:
             return [f"{start}+{steps}" for steps in fine_tune]
@@ -138,7 +135,7 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """For a table."""
+        """The choice in words, for a table."""
         own = [f"{self.settings['optimiser']} {self.settings['learning_rate']:g}"]
         own += [f"{key} {value}" for key, value in self.arm.options.items() if isinstance(value, float)]
         own += [f"k = {self.view.rpartition('+')[2]}"] if self.view.rpartition("+")[2].isdigit() else []
@@ -275,15 +272,12 @@ def table_line(adapters: Adapters, label: str, line: Line, losing: Estimate | No
     }
 
 
-def bytes_sent(adapters: Adapters, arm: Arm) -> float:
+def bytes_sent(adapters: Adapters, arm: Arm) -> int:
     """Bytes that go to one client in a round, and back."""
     problem = replace(adapters.problem, **arm.settings)
     model = FlatModel(problem.module(problem.federation(0), 0))
     method = algorithm(arm.algorithm, **arm.options)
-    if isinstance(method, SharedBody):  # what is kept need not travel
-        kept = method.kept(Population(1, layers=model.layers))
-        return 2.0 * BYTES_PER_NUMBER * (model.num_parameters - sum(layer.stop - layer.start for layer in kept))
-    return BYTES_PER_NUMBER * numbers_sent(method, model.num_parameters)
+    return bytes_of_visit(method, model.num_parameters, model.layers)
 
 
 def claims_of(outcomes: Outcomes, losing: Mapping[str, torch.Tensor]) -> list[Claim]:

@@ -101,11 +101,11 @@ class Outcome:
 
     @property
     def num_gradients(self) -> float:
-        """In training, per client and round it took part in; NaN for a run that left no records before it diverged."""
+        """Gradients in training, per client and round it took part in; NaN for a run that diverged without records."""
         return float(self.summary.get("gradient_evaluations", math.nan)) / self.rounds_taken
 
     def at(self, round_number: int) -> Outcome:
-        """As of an evaluated round; as diverged if it did not get there."""
+        """The outcome as of an evaluated round; as diverged if it did not get there."""
         row = next((row for row in self.history if row["round"] == round_number), None)
         return replace(self, summary={"status": "diverged"} if row is None else row | {"status": "running"})
 
@@ -348,7 +348,7 @@ def run_arm(
 
 
 def _empty_folder(place: Path) -> None:
-    """Without what a run that was interrupted has left: no checkpoints are kept here."""
+    """A folder without what an interrupted run has left: no checkpoints are kept here."""
     if place.exists():
         for file in place.iterdir():
             file.unlink()

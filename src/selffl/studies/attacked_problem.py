@@ -30,7 +30,7 @@ def _random(moves: Tensor, is_liar: Tensor) -> Tensor:
 
 
 def _colluding(moves: Tensor, is_liar: Tensor) -> Tensor:
-    """All the same: back from where their own rows would go together, as far as one of them goes on average."""
+    """Moves of clients that collude: back from where their rows lead together, as far as one goes on average."""
     own = moves[is_liar]
     if not len(own):
         return moves

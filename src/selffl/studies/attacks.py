@@ -56,7 +56,7 @@ def arm_of(method: str, attack: str, share: float, robust: str) -> Arm:
 
 
 def arms_of(shares: Sequence[float]) -> list[Arm]:
-    """Nobody with every defence; every attack with none and with the recommended; at the main share with all."""
+    """Arms: nobody with every defence; every attack with none and with the recommended; at the main share with all."""
     found = []
     for method, defences in DEFENCES.items():
         found += [arm_of(method, "none", 0.0, robust) for robust in ("none", *defences)]
@@ -122,7 +122,7 @@ def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = HO
 
 
 def attacks_on(method: str) -> list[str]:
-    """Those that a method can be hit by."""
+    """Attacks that a method can be hit by."""
     return [attack for attack in ATTACKS if method in SENT.get(attack, DEFENCES)]
 
 

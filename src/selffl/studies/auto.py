@@ -17,6 +17,8 @@ from torch import Tensor
 
 from selffl.algorithms import Algorithm, SelfFLAuto, algorithm
 from selffl.algorithms.grids import FINE_TUNE
+from selffl.algorithms.layers import Layer
+from selffl.algorithms.population import Population
 from selffl.engines.cohort import CohortEngine
 from selffl.runs.folder import Row
 from selffl.runs.records import visit_bytes
@@ -71,7 +73,7 @@ class TunedComparison:
     quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
 
     def make_problem(self, *, is_quick: bool) -> Problem:
-        """On the data that are there; shorter for a quick look."""
+        """The problem on the data that are there; shorter for a quick look."""
         problem = self.problem()
         whole = replace(problem, rounds=self.rounds or problem.rounds)
         return whole.shorten(self.quick_share, self.quick_model) if is_quick else whole
@@ -204,7 +206,7 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
     fewest = min(shares, key=lambda label: shares[label].mean)
     spent = {label: sum(o.num_gradients for o in outcomes[label]) / len(outcomes[label]) for label in (AUTO, "fedavg")}
     gradients = spent[AUTO] / spent["fedavg"]
-    traffic = numbers_sent(algorithm(AUTO)) / numbers_sent(algorithm("fedavg"))
+    traffic = bytes_of_visit(algorithm(AUTO)) / bytes_of_visit(algorithm("fedavg"))
     return [
         above_all("accuracy above that of every other method.", "weighted_accuracy", "the best"),
         above_all("the worst tenth of clients above every other method's.", "worst10_accuracy", "the best there"),
@@ -224,17 +226,32 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
     ]
 
 
-def numbers_sent(method: Algorithm[object, object, object, object], num_params: int = 100_000) -> float:
-    """How many numbers go to a client and back in a round, for a model of so many parameters."""
-    one = torch.zeros(1, dtype=torch.float64)
-    estimates = torch.zeros(1, num_params, dtype=torch.float64)
-    federation = GaussianFederation(
-        estimates[0], estimates, estimates, one + 1, one[0] + 1, torch.ones(1, dtype=torch.int64), one[0], 0.1
+@dataclass(frozen=True)
+class _LayeredFederation(GaussianFederation):
+    """A federation whose parameters lie in layers."""
+
+    layers: tuple[Layer, ...] = ()
+
+    @property
+    def population(self) -> Population:
+        """What is known of the clients, with the layers."""
+        return replace(super().population, layers=self.layers)
+
+
+def bytes_of_visit(
+    method: Algorithm[object, object, object, object], num_params: int = 100_000, layers: tuple[Layer, ...] = ()
+) -> int:
+    """Bytes that go to a client and back in a round, for a model of so many parameters in float32."""
+    one = torch.zeros(1)
+    estimates = torch.zeros(1, num_params)
+    seed, rows = torch.zeros((), dtype=torch.float64), torch.ones(1, dtype=torch.int64)
+    federation = _LayeredFederation(
+        estimates[0], estimates, estimates, one + 1, one[0] + 1, rows, seed, 0.1, layers=layers
     )
     engine = CohortEngine(method, federation, 1.0)
     found: list[int] = []
     engine.advance(engine.start(estimates[0]), 1, lambda report: found.append(visit_bytes(method, report)))
-    return found[0] / estimates.element_size()
+    return found[0]
 
 
 def _title(problem: Problem) -> str:

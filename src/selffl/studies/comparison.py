@@ -204,7 +204,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
 
 
 def at_best_round(outcome: Outcome) -> Outcome:
-    """As of its best round by test rows; as diverged where it did, whatever came before."""
+    """The outcome as of its best round by test rows; as diverged where it did, whatever came before."""
     metric = leading_metric([outcome.summary]) or "accuracy"
     if outcome.summary["status"] == "diverged" or not outcome.history:
         return outcome
@@ -277,7 +277,7 @@ def runs_of(outcomes: Outcomes) -> list[dict[str, Any]]:
 
 
 def mean_gradients(group: Sequence[Outcome]) -> float:
-    """In training, per client and round it took part in, over seeds."""
+    """Gradients in training, per client and round it took part in, over seeds."""
     return sum(outcome.num_gradients for outcome in group) / len(group)
 
 
@@ -326,7 +326,7 @@ def history(outcomes: Outcomes) -> list[dict[str, object]]:
 
 
 def seeds_of(job: Job) -> range:
-    """As many as are asked for, else two for a quick look."""
+    """Seeds, as many as are asked for, else two for a quick look."""
     return range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
 
 

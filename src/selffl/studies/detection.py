@@ -38,7 +38,7 @@ class Relative:
         return math.exp(float(self.by_seed.mean()))
 
     def __str__(self) -> str:
-        """As a table shows it."""
+        """The mean and its interval as a table shows them."""
         return "diverged" if math.isnan(self.mean) else f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 

@@ -89,7 +89,7 @@ class Outcome:
     def of(
         cls, federation: GaussianFederation, global_params: Tensor, personal: Tensor, grads: Tensor, trace: Tensor
     ) -> Outcome:
-        """From the models themselves."""
+        """Errors, from the models themselves."""
         gap = personal - federation.personal_params
         return cls(
             (global_params - federation.global_params).abs().mean(-1),
@@ -100,7 +100,7 @@ class Outcome:
         )
 
     def row(self, method: str, participation: float) -> dict[str, Any]:
-        """As one line of the long table."""
+        """The errors as one line of the long table."""
         line: dict[str, Any] = {"method": method, "participation": participation}
         for name in ("global_error", "local_error", "local_squared_error", "num_gradients"):
             estimate = Estimate.of(getattr(self, name))

@@ -91,7 +91,7 @@ def letters_study(problem: Problem, job: Job) -> StudyResult:
 
 
 def _name_data(result: StudyResult, title: str, problem: Problem) -> StudyResult:
-    """With a title and a setting that say which data were found."""
+    """A result with a title and a setting that say which data were found."""
     return replace(result, title=title, setting=f"{problem.setting}; {result.config['num_seeds']} seeds")
 
 

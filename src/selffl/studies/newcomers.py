@@ -56,13 +56,13 @@ class WithNewcomers(Problem):
         return cls(**{field.name: getattr(problem, field.name) for field in fields(problem)}, counts=counts)
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
-        """Those that take part."""
+        """Clients that take part."""
         whole = super().federation(seed, validation_fraction)
         late = set(self._late(whole, seed))
         return whole.subset([client for client in whole.clients if client not in late])
 
     def newcomers(self, seed: int) -> Federation:
-        """Those that do not."""
+        """Clients that do not take part."""
         whole = super().federation(seed)
         return whole.subset(self._late(whole, seed))
 

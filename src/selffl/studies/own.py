@@ -56,7 +56,7 @@ class OwnProblem(Problem):
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def method(self, name: str, **options: Any) -> Any:
-        """With the file's options for that method."""
+        """A method, with the file's options for it."""
         return super().method(name, **dict(self.options.get(name, {})) | options)
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:

@@ -23,7 +23,6 @@ from selffl.runs.train import train
 from selffl.runs.tune import VALIDATION_SHARE, Tuning, tune_runs
 from selffl.studies.result import read_toml
 
-STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
 NUM_SEEDS = 5
 OF_COMPARISONS = ("algorithm", "algorithms", "num_seeds")  # what no number of a run depends on
@@ -78,11 +77,11 @@ class Problem:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of `selffl.train` that a study has, by name."""
+        """Settings of `selffl.train` that a study has, by name."""
         return {name: getattr(self, name) for name in STUDY_SETTINGS}
 
     def shorten(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
-        """For a quick look: one in ``share`` of the rounds, those of the warm start too, and perhaps another model."""
+        """The problem for a quick look: one in ``share`` of all rounds, also of the warm start, maybe another model."""
         warm = self.warm_up
         return replace(
             self,
@@ -117,13 +116,14 @@ class Problem:
     def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         """A method with the problem's numbers of steps, unless the options say otherwise."""
         check_known("algorithm", name, ALGORITHMS)
-        known = {f.name for f in fields(ALGORITHMS[name]())}  # type: ignore[arg-type]
+        method = ALGORITHMS[name]()
+        known = {f.name for f in fields(method)}  # type: ignore[arg-type]
         steps = {
             "num_local_steps": self.num_local_steps,
             "initial_steps": self.num_local_steps,
             "max_local_steps": self.max_local_steps,
             # A number of steps that is asked for takes the place of the problem's epochs.
-            "num_local_epochs": None if STEPS & options.keys() else self.num_local_epochs,
+            "num_local_epochs": None if options.keys() & set(method.steps_options) else self.num_local_epochs,
         }
         return algorithm(name, **{key: value for key, value in steps.items() if key in known} | options)
 
@@ -220,12 +220,12 @@ SENT140 = replace(SENTIMENT, title="Sentiment140 as FedProx splits it, tweets ov
 
 
 def femnist() -> Problem:
-    """On EMNIST where its files are found, else on the stand-in; files that are damaged are an error later."""
+    """The problem on EMNIST where its files are found, else on the stand-in; damaged files are an error later."""
     return EMNIST if _is_there("emnist") else LETTERS
 
 
 def sent140() -> Problem:
-    """On Sentiment140 where its files are found, else on the stand-in."""
+    """The problem on Sentiment140 where its files are found, else on the stand-in."""
     return SENT140 if _is_there("sent140") else SENTIMENT
 
 

@@ -58,7 +58,7 @@ class Shown:
 
     @property
     def view(self) -> str:
-        """As evaluations call it."""
+        """The view as evaluations call it."""
         if self.neighbours is not None:
             return WITH_NEIGHBOURS
         if self.fine_tune is not None:

@@ -63,7 +63,7 @@ class CellResult:
     notes: dict[str, str]
 
     def accuracy(self, label: str) -> Estimate:
-        """In percent, over seeds; NaN where a run diverged."""
+        """Accuracy in percent, over seeds; NaN where a run diverged."""
         return estimate(self.outcomes[label], "weighted_accuracy")
 
     def gap(self, label: str) -> Estimate:

@@ -74,7 +74,7 @@ def with_minus(text: str) -> str:
 
 
 def capfirst(text: str) -> str:
-    """With a capital at the beginning, the rest as it is."""
+    """A text with a capital at the beginning, the rest as it is."""
     return text[:1].upper() + text[1:]
 
 
@@ -230,7 +230,7 @@ class Estimate:
 
     @property
     def signed(self) -> str:
-        """As a difference in points: two decimals with their sign, and the standard error."""
+        """The estimate as a difference in points: two decimals with their sign, and the standard error."""
         return f"{self.mean:+.2f} ± {self.error:.2f}"
 
     def shift_by(self, by: float) -> Estimate:

@@ -264,7 +264,7 @@ def learned_claim(setting: Setting, outcomes: Outcomes, bound: Outcome) -> Claim
     )
 
 
-RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
+BASELINES = ("fedavg", "ditto", "pfedme", "perfedavg")
 
 
 def lead(ours: Tensor, baselines: Sequence[Tensor]) -> Verdict:
@@ -275,14 +275,14 @@ def lead(ours: Tensor, baselines: Sequence[Tensor]) -> Verdict:
 def homogeneous_claims(setting: Setting, outcomes: Outcomes) -> list[Claim]:
     """The two conclusions the paper draws from its figure 3."""
     low, high = setting.participation[0], setting.participation[-1]
-    shown = ("self-fl", "self-fl-exact", *RIVALS)
+    shown = ("self-fl", "self-fl-exact", *BASELINES)
 
     def claim(text: str, methods: Sequence[str], rate: float, why: str) -> Claim:
         """Whether these methods lead at a rate, by their personal and by their global models."""
         verdicts, evidence = [], ""
         for kind in ("local", "global"):
             errors = {method: getattr(outcomes[method, rate], f"{kind}_error") for method in shown}
-            rest = [errors[rival] for rival in RIVALS if rival not in methods]
+            rest = [errors[baseline] for baseline in BASELINES if baseline not in methods]
             verdicts.append(in_parts(lead(errors[method], rest) for method in methods))
             each = ", ".join(f"{method} {Estimate.of(error)}" for method, error in errors.items())
             evidence += f"{kind.capitalize()} error ({verdicts[-1]}): {each}. "

@@ -45,7 +45,7 @@ def draw_moves(
     image = keys[:, None, None], draws[:, None], torch.arange(size, device=keys.device)
 
     def number(high: int, kind: str, *which: int) -> Tensor:
-        """From 0 to high − 1, for each image."""
+        """A number from 0 to high − 1 for each image."""
         if kind not in kinds:
             return torch.full((len(keys), len(draws), size), (high - 1) // 2, device=keys.device)
         return integers(high, seed, f"{stream} {kind}", round_number, *image, *which)

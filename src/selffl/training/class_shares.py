@@ -27,7 +27,7 @@ class ShareWeightedAccuracy:
 
     @classmethod
     def of(cls, federation: Federation) -> ShareWeightedAccuracy:
-        """By the rows that a client has for training and, where some are set aside, for validation."""
+        """The metric by each client's rows for training and, where some are set aside, for validation."""
         counts = federation.class_counts(*(part for part in federation.parts if part != "test")).double()
         shares = counts / counts.sum(1, keepdim=True)
         return cls(dict(zip(federation.clients, shares, strict=True)))

@@ -52,7 +52,7 @@ def _is_mean_over_rows(model: FlatModel, loss: Loss, features: Features, labels:
 def _side_by_side(
     doubled: FlatModel, loss: Loss, params: Tensor, features: Features, labels: Tensor, weights: Tensor
 ) -> Derivatives:
-    """Of all clients at once; rows count by their ``weights [n, w]``."""
+    """Loss, slope and curvature of all clients at once; rows count by their ``weights [n, w]``."""
 
     def total(params: Tensor, features: Features, labels: Tensor, weights: Tensor) -> Tensor:
         each: Tensor = torch.func.vmap(loss)(doubled(params, features).unsqueeze(1), labels.unsqueeze(1))
@@ -71,7 +71,7 @@ def _side_by_side(
 
 
 def _one_by_one(doubled: FlatModel, loss: Loss, params: Tensor, features: Features, labels: Tensor) -> Derivatives:
-    """Of one client, whose rows are seen together."""
+    """Loss, slope and curvature of one client, all of whose rows pass together."""
 
     def total(point: Tensor) -> Tensor:
         return len(labels) * loss(doubled(point, features), labels)

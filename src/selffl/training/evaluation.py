@@ -91,7 +91,7 @@ def numbers_of_outputs(
 def _of_one_model(
     model: FlatModel, params: Tensor, rows: Rows, measure: Measure, budget: Budget, gathered: _ByClient | None
 ) -> tuple[Tensor, ...]:
-    """One model on all rows, as many at a time as the memory holds, whatever client they are of."""
+    """Numbers of all rows by one model, as many at a time as the memory holds, whatever client they are of."""
     step = budget.rows_evaluated(row_size(rows.features))
     numbers = []
     for start in range(0, len(rows.labels), step):

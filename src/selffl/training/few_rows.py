@@ -55,7 +55,7 @@ class KnownProducts:
         self._end += products.numel()
 
     def look_up(self, clients: Sequence[int], places: Tensor) -> Tensor:
-        """Of m ``clients``, between the rows at ``places [m, N]`` of all theirs: ``[m, N, N]``."""
+        """Products between rows of m ``clients``, at ``places [m, N]`` among their own: ``[m, N, N]``."""
         self._blocks = [torch.cat(self._blocks)] if len(self._blocks) > 1 else self._blocks
         begin, width = torch.tensor([self._places[client] for client in clients]).unbind(-1)
         index = (begin.unsqueeze(-1) + width.unsqueeze(-1) * places).unsqueeze(-1) + places.unsqueeze(-2)
@@ -82,7 +82,7 @@ class OwnRows:
         return are_known & ((self.size[clients] > num_steps * self.places.shape[-1]) | (self.order is not None))
 
     def filled_size(self, clients: Tensor, num_steps: Tensor, *, looks_up: bool) -> Tensor:
-        """With how many rows ``clients [m]`` walk that take so many steps ``[m]``, filled up."""
+        """How many rows each of ``clients [m]`` walks with, filled up, if it takes so many steps ``[m]``."""
         size = self.size[clients]
         if looks_up:
             size = size.minimum(num_steps * self.places.shape[-1])
@@ -109,7 +109,7 @@ class OwnRows:
         return list(torch.split(features, counts)), which, products
 
     def features_of(self, clients: Tensor) -> list[Tensor]:
-        """Of each client ``[N_m, F]``: as they lie, unless they have an order of their own."""
+        """Features of each client's rows ``[N_m, F]``: as they lie, unless they have an order of their own."""
         spans = list(zip(self.begin[clients].tolist(), self.size[clients].tolist(), strict=True))
         if self.order is None:
             return [self.features[start : start + size] for start, size in spans]
@@ -153,7 +153,7 @@ def walk_by_rows(walk: Walk, rows: OwnRows, clients: Tensor, first: int, wanted:
 def _walk(
     walk: Walk, rows: OwnRows, clients: Tensor, first: int, most: int, wanted: dict[int, Tensor], *, looks_up: bool
 ) -> None:
-    """Likewise of ``clients [m]`` of up to ``most`` rows, those with the most steps in front.
+    """Take the steps of ``clients [m]`` of up to ``most`` rows, those with the most steps in front.
 
     Rows of all of them are looked up, or nobody's.
     """

@@ -52,7 +52,7 @@ class GaussianTask(RowwiseTask):
         return self._last[1]
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
-        """By the client's key."""
+        """Standard normal numbers, keyed by client."""
         return normal(self._key[slots], "noise", draw, torch.arange(params.shape[-1])).to(params)
 
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -153,7 +153,7 @@ class GaussianFederation:
 
     @property
     def population(self) -> Population:
-        """All of it, variances included."""
+        """What is known of the clients: all, variances included."""
         return Population(
             self.intra_variance.shape[-1], self.intra_variance, self.inter_variance, num_examples=self.num_examples
         )

@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def trained_names(self) -> tuple[str, ...]:
-        """Of the parameters that are trained, in their order."""
+        """Names of the parameters that are trained, in their order."""
         return tuple(self._trained)
 
     @property
@@ -117,7 +117,7 @@ class Layout:
 
     @property
     def kept_layers(self) -> tuple[Layer, ...]:
-        """Those of BatchNorm, where clients keep them."""
+        """Layers of BatchNorm, where clients keep them."""
         if self.batch_norm != "kept":
             return ()
         norms = {name for name, part in self.module.named_modules() if type(part) in NORMS}

@@ -47,7 +47,7 @@ LARGEST_LOG_LOSS = 100.0  # of a row whose probability is 0, as in torch's binar
 
 
 def plain_number(value: float, digits: int = 4, *, signed: bool = False) -> str:
-    """To so many significant digits, as people write numbers: 15,980 and −0.02; powers of ten only far from these.
+    """A number to so many significant digits, as people write it: 15,980 and −0.02; powers of ten only far from these.
 
     Examples:
         >>> plain_number(15984.2), plain_number(-0.0213, 2), plain_number(3.2e12)
@@ -134,7 +134,7 @@ class Majority:
 
     @classmethod
     def of(cls, measure: Measure, train: Rows, tested: Rows) -> Majority | None:
-        """From the rows to train and to test on; none where answers are not classes.  Ties go to the first class."""
+        """Rows right by the most frequent training class, of ties the first; none where answers are no classes."""
         if not measure.has_classes or not len(train.labels):
             return None
         labels, answers = (measure.classes_of(rows.labels.cpu()) for rows in (train, tested))
@@ -304,7 +304,7 @@ COUNTS = Measure(("error",), lambda logs, labels: _of_values(logs.exp(), labels)
 
 
 def by_loss(loss: Loss) -> Measure:
-    """Where no metric fits: the loss of every row, as a minibatch of one."""
+    """The measure where no metric fits: the loss of every row, as a minibatch of one."""
 
     def of_rows(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         return (torch.stack([loss(outputs[row : row + 1], labels[row : row + 1]) for row in range(len(labels))]),)
@@ -313,7 +313,7 @@ def by_loss(loss: Loss) -> Measure:
 
 
 def measure_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Measure:
-    """From the outputs for a few rows, the labels of all, and the loss.
+    """The measure that fits the outputs for a few rows, the labels of all, and the loss.
 
     Whole numbers are classes; a single output ranks two of them.  Floating-point labels are values, unless the loss is
     binary cross-entropy, or one of the user's own and all labels are 0 or 1.  Under the loss of counts outputs are the

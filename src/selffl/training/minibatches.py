@@ -108,7 +108,7 @@ class Minibatches:
         return owner, place
 
     def _drawn(self, draws: Tensor, seed: int) -> Tensor:
-        """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
+        """Rows of minibatches that are each drawn anew without replacement; places beyond N repeat its last."""
         size = self.size
         owner, row = self.rows_in_turn(size)
         lots = uniform(seed, "drawn rows", self._round, self.keys[owner], draws.unsqueeze(-1), row)  # [draws, N]
@@ -132,13 +132,13 @@ class Minibatches:
         return normal(self._seed, "row noise", self._round, self.keys[slots].unsqueeze(-1), draw, place)
 
     def in_epochs(self) -> Minibatches:
-        """Those of the same slots that run through their rows, whatever hides rows here."""
+        """Minibatches of the same slots that run through all rows, epoch by epoch, whatever hides rows here."""
         found = copy(self)
         found.draw_seed, found._ahead = None, None
         return found
 
     def halves(self, sizes: Tensor, split: int) -> Minibatches:
-        """Those of both halves of each slot's rows, of ``sizes [slots, 2]``, cut in an order of their own.
+        """Minibatches of both halves of each slot's rows, of ``sizes [slots, 2]``, cut in an order of their own.
 
         The order is keyed by seed, slot and ``split``.
         """

@@ -110,7 +110,7 @@ class ModelTask(FeatureTask):
         return DrawnRows(rows, is_own, draw)
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
-        """By seed, round, client and minibatch."""
+        """Standard normal numbers, keyed by seed, round, client and minibatch."""
         return self.minibatches.noise(draw, slots, params)
 
     def noisy_gradient(self, params: Tensor, batch: DrawnRows, slots: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class ModelTask(FeatureTask):
         return found.add_((scale * noise.to(params.device)).to(found))
 
     def at_home(self) -> Self:
-        """On the usual minibatches."""
+        """This work on the usual minibatches, without noise for rows."""
         if self.row_clip is None:
             return self
         task = copy(self)
@@ -259,7 +259,7 @@ class ModelTask(FeatureTask):
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]
     ) -> Tensor:
-        """All clients at once."""
+        """Gradients of each client's objective, all clients at once."""
         return objective_gradient(
             self._model, self._loss, self._gradients, objective, params, num_extra, batch, constants
         )
@@ -338,7 +338,7 @@ class ModelTask(FeatureTask):
     def slope_changes(
         self, models: Tensor, others: Tensor, batch: tuple[Any, ...], directions: Sequence[Tensor], sizes: list[int]
     ) -> Tensor:
-        """Of softmax regression by scores, for weights and biases."""
+        """Changes of the slope of softmax regression, by scores, for weights and biases."""
         self._check_open("gradients")
         (features, labels), size = batch[:2], models.shape[1]
         if self._is_softmax_regression and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
@@ -349,7 +349,7 @@ class ModelTask(FeatureTask):
         return super().slope_changes(models, others, batch, directions, sizes)
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
-        """All clients at once."""
+        """Gradients of each client's loss, all clients at once."""
         self._check_open("gradients")
         return self._gradient(params, *batch)
 

@@ -48,7 +48,7 @@ class OwnParts:
 
     @contextmanager
     def held(self, num_clients: int, parts: Mapping[str, Tensor]) -> Iterator[None]:
-        """As long as the context lasts: forward and backward, for blocks may be computed again."""
+        """Keep the clients' own parts until the context ends, after the backward pass: it may compute blocks again."""
         self.num_clients, self.parts = num_clients, parts
         try:
             yield
@@ -179,7 +179,7 @@ def _give_own(part: nn.Module, path: str, own: OwnParts) -> list[str]:
 
 
 def _give_change(part: Adapted, prefix: str, own: OwnParts) -> list[str]:
-    """The same of a layer with a change of low rank."""
+    """Give a layer with a change of low rank what clients have of their own; the names of those parts."""
     trained = [kind for kind in (DOWN, UP) if getattr(part, kind).weight.requires_grad]
     down, up = (f"{prefix}{kind}.weight" for kind in (DOWN, UP))
     if (type(part) is AdaptedLinear and UP in trained) or (type(part) is AdaptedEmbedding and trained == [UP]):
@@ -304,7 +304,7 @@ class StackedGradient:
             return torch.autograd.grad(self._loss(outputs, labels), leaf, materialize_grads=True)[0]
 
     def _is_same(self, model: FlatModel, found: Tensor, expected: Tensor) -> bool:
-        """Of each tensor that is trained, to rounding; what is 0 but for rounding beside the others is so."""
+        """Whether each trained tensor's gradient is as expected, to rounding; tiny beside the others counts as 0."""
         least = TOLERANCE * expected.abs().max()
         pairs = zip(model.parts(found).values(), model.parts(expected).values(), strict=True)
         return all(bool((one - other).abs().max() <= TOLERANCE * (other.abs().max() + least)) for one, other in pairs)

@@ -1,5 +1,6 @@
 """Over Flower the methods give the numbers of the cohort engine, and what is wrong with an answer stays out of them."""
 
+import csv
 import inspect
 import logging
 import math
@@ -26,6 +27,7 @@ from selffl.engines.flower.client import client_app, client_of, personal_model
 from selffl.engines.flower.server import MODEL, Server, number_ids
 from selffl.engines.flower.settings import Network
 from selffl.errors import ConfigError, QuorumError, RefusedError
+from selffl.runs.flower import RemoteRecorder
 from selffl.runs.recipe import SETTINGS as RECIPE_SETTINGS
 from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import load_tensors
@@ -83,7 +85,7 @@ class Setting:
         given = {"algorithm": self.method, "memory_dir": self.folder / "clients", **changed}
         return client_app(self.module, lambda client: of_client(self.federation, client), **given)
 
-    def run(self, grid, rounds=ROUNDS, **changed):
+    def run(self, grid, rounds=ROUNDS, recording=None, **changed):
         of_run = {name: changed.pop(name) for name in ("out", "population") if name in changed}
         of_run["experiment"] = changed.pop("experiment", "first")
         usual = {"round_seconds": 20.0, "connect_seconds": 0} | changed
@@ -91,7 +93,8 @@ class Setting:
         settings = SETTINGS | {"evaluate_every": 1} | {name: usual[name] for name in usual if name in RECIPE_SETTINGS}
         recipe = Recipe(algorithm=self.method.name, options={}, rounds=rounds, **settings)
         server = Server(FlatModel(self.module), self.method, number_ids(range(NUM_CLIENTS)), recipe, network, **of_run)
-        self.ended = server.run(grid)
+        record = recording and (lambda state: RemoteRecorder(recording, recipe, self.method, server.clients, {}, state))
+        self.ended = server.run(grid, record)
         return self.ended.state
 
     def personal(self):
@@ -158,6 +161,39 @@ def test_a_network_has_the_numbers_of_the_cohort_engine(name, federation, tmp_pa
     setting = Setting(federation, tmp_path, replace(short(name), **OPTIONS.get(name, {})), network())
     state = setting.run(WireGrid(setting.client(), NODES), evaluate_every=2)
     assert_same((state, setting.personal()), setting.cohort(), bits=False)
+
+
+FEDERATED = {name for name, make in ALGORITHMS.items() if make().is_federated}
+
+
+@pytest.mark.parametrize("name", sorted(FEDERATED - NEEDS_BATCH_NORM))
+def test_the_bytes_in_the_history_are_those_of_the_arrays_in_messages(name, federation, tmp_path, short):
+    setting = Setting(federation, tmp_path, replace(short(name), **OPTIONS.get(name, {})), network())
+    found = []
+
+    def weigh(message, answer):
+        reply = answer(message)
+        if int(message.metadata.group_id) <= 2:  # closing rounds come later, and are none of the history's
+            arrays = [array for each in (message, reply) for array in each.content.array_records["arrays"].values()]
+            found.append(sum(array.numpy().nbytes for array in arrays))
+        return [reply]
+
+    setting.run(WireGrid(setting.client(), NODES, weigh), rounds=2, recording=tmp_path / "run")
+    with (tmp_path / "run" / "history.csv").open(newline="") as file:
+        counted = [int(row["bytes_sent"]) for row in csv.DictReader(file)]
+    assert counted == [sum(found[:4]), sum(found)]
+
+
+def test_what_clients_keep_is_in_no_answer(federation, tmp_path, short):
+    setting, sizes = Setting(federation, tmp_path, short("fedper"), network()), set()
+
+    def measure(message, answer):
+        reply = answer(message)
+        sizes.add(reply.content["arrays"]["change"].shape)
+        return [reply]
+
+    setting.run(WireGrid(setting.client(), NODES, measure), rounds=1)
+    assert sizes == {(1, 65 * 12)}  # of the first layer alone
 
 
 def test_a_federation_of_one_client_is_data_too(federation, tmp_path):

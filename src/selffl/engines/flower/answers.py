@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import RecordDict
+from torch import Tensor
 
 from selffl.engines.flower.messages import Answer, arrays_of, metrics_of, read, shown
 from selffl.engines.flower.records import unpack
@@ -61,18 +62,20 @@ class Bounds:
         template: An upload of one client, for names and shapes.
         max_examples: The most rows that a client may claim to have.
         own_metrics: Names of the user's own metrics, which every client has to measure as well.
+        withheld: Where uploads say nothing of a model ``[P]``.
     """
 
     template: Any
     max_examples: int
     own_metrics: tuple[str, ...] = ()
+    withheld: Tensor | None = None
 
     def upload(self, content: RecordDict) -> tuple[Any, int]:
         """A client's upload, of the right names, shapes and types, and what it cost.
 
         Whether training can give its numbers, `selffl.engines.claims` says, for every engine.
         """
-        return unpack(self.template, arrays_of(content)), read(Answer, content).num_gradients
+        return unpack(self.template, arrays_of(content), self.withheld), read(Answer, content).num_gradients
 
     def scores(self, content: RecordDict) -> EvaluationSums:
         """What a client found, once it is seen to be possible."""

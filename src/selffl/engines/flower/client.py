@@ -1,4 +1,4 @@
-"""One client of a federation as a Flower app: what its node is asked, and what it answers by (`Site`).
+"""One client of a federation as a Flower app: what its node is asked, and what it answers by (`ClientSite`).
 
 An error leaves a client by its kind alone, unless its text is known to hold no data: the client's own log has the rest.
 """
@@ -27,7 +27,7 @@ from selffl.engines.flower.memory import ClientMemory
 from selffl.engines.flower.messages import ABOUT, ARRAYS, METRICS, Order, arrays_of, read, write
 from selffl.engines.flower.records import check_dtype
 from selffl.engines.flower.secure import Session
-from selffl.engines.flower.site import Data, Method, Site
+from selffl.engines.flower.site import ClientSite, Data, Method
 from selffl.errors import ConfigError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors
 from selffl.training.answers import LabelScale, present_model
@@ -138,12 +138,12 @@ def client_app(
     # A name that there is not, or a module that cannot be trained, should be said at once.
     flat_of(batch_norm or (method_of(algorithm) if isinstance(algorithm, str) else algorithm).batch_norm)
 
-    def site_of(context: Context) -> Site:
+    def site_of(context: Context) -> ClientSite:
         method = algorithm_of(context.run_config, algorithm)
         place = memory_of(context) if memory_dir is None else Path(memory_dir)
         chosen = method_of(method) if isinstance(method, str) else method
         flat = model_for(chosen, context.run_config.get("batch-norm") or batch_norm)
-        return Site(flat, chosen, load_data, place, loss, gradients, measured, secure_sums)
+        return ClientSite(flat, chosen, load_data, place, loss, gradients, measured, secure_sums)
 
     app = ClientApp()
 

@@ -147,7 +147,7 @@ class Member:
 
     @property
     def public_keys(self) -> PublicKeys:
-        """For everybody."""
+        """The member's public keys, for everybody."""
         keys = (X25519PrivateKey.from_private_bytes(self._derived(name)) for name in PublicKeys._fields)
         return PublicKeys(*(key.public_key().public_bytes_raw() for key in keys))
 

@@ -18,7 +18,7 @@ from selffl.algorithms.optimisers import Optimiser, optimiser_of
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 11  # of these messages; other numbers are refused
+PROTOCOL = 12  # of these messages; other numbers are refused
 
 MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 
@@ -150,7 +150,7 @@ def optimiser_text(optimiser: str | Optimiser) -> str:
 
 
 def differing(one: str, other: str) -> tuple[str, str]:
-    """Those of two methods' options that are not the same, as text; or both as they are, if one cannot be read."""
+    """Options in which two methods differ, of each as text; both whole, if one cannot be read."""
     try:
         ours, theirs = json.loads(one), json.loads(other)
         names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))

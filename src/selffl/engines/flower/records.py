@@ -20,7 +20,7 @@ from torch import Tensor
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.features import ClassMoments, FeatureTask, LossDerivatives, Objective
 from selffl.algorithms.population import Population
-from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, sent_tensors, tensors_of
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import fill_record
@@ -45,9 +45,19 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise ConfigError(f"dtype is {dtype}; expected torch.float32, torch.float64 or torch.float16.")
 
 
-def pack(record: Any) -> ArrayRecord:
-    """The tensors of a record by name."""
-    return ArrayRecord({name: _array(name, tensor) for name, tensor in _join_numbers(tensors_of(record)).items()})
+def pack(record: Any, withheld: Tensor | None = None) -> ArrayRecord:
+    """The tensors of a record that travel, by name; of a model ``[1, P]`` without what is ``withheld [P]``."""
+    tensors = _cut_models(sent_tensors(record), withheld)
+    return ArrayRecord({name: _array(name, tensor) for name, tensor in _join_numbers(tensors).items()})
+
+
+def _cut_models(tensors: Mapping[str, Tensor], withheld: Tensor | None) -> dict[str, Tensor]:
+    """The tensors, models among them without what is withheld."""
+    return {name: tensor[:, ~withheld] if _is_cut(tensor, withheld) else tensor for name, tensor in tensors.items()}  # type: ignore[operator]
+
+
+def _is_cut(tensor: Tensor, withheld: Tensor | None) -> bool:
+    return withheld is not None and tensor.shape == (1, *withheld.shape)
 
 
 def pack_each(record: Any, num_clients: int) -> list[ArrayRecord]:
@@ -55,7 +65,7 @@ def pack_each(record: Any, num_clients: int) -> list[ArrayRecord]:
 
     A tensor that is the same for all of them is one array, which Flower hashes once and not for each client.
     """
-    tensors = tensors_of(record)
+    tensors = sent_tensors(record)
     shared = {
         name: _array(name, tensor[:1])
         for name, tensor in tensors.items()
@@ -89,8 +99,8 @@ def _join_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _apart(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_join_numbers`."""
+def _split_numbers(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names and shapes of ``template``, from what `_join_numbers` made of them."""
     numbers = {name: iter(tensor) for name, tensor in found.items() if name.startswith(f"{NUMBERS}.")}
     return {
         name: next(numbers[f"{NUMBERS}.{str(wanted.dtype).removeprefix('torch.')}"]).reshape(wanted.shape)
@@ -100,9 +110,14 @@ def _apart(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[
     }
 
 
-def unpack(template: Record, arrays: ArrayRecord) -> Record:
-    """The record of ``template``'s names, shapes and types that ``arrays`` hold; anything else is an error."""
-    expected = _join_numbers(tensors_of(template))
+def unpack(template: Record, arrays: ArrayRecord, withheld: Tensor | None = None) -> Record:
+    """The record of ``template``'s names, shapes and types that ``arrays`` hold; anything else is an error.
+
+    What does not travel is the template's; of models, what is ``withheld [P]`` is zero.
+    """
+    whole = sent_tensors(template)
+    parts = _cut_models(whole, withheld)
+    expected = _join_numbers(parts)
     for what, names in (("lacks", expected.keys() - arrays.keys()), ("also has", arrays.keys() - expected.keys())):
         if names:
             raise DataError(
@@ -120,7 +135,10 @@ def unpack(template: Record, arrays: ArrayRecord) -> Record:
                 f"{name!r} is {shown(str(seen[0]))[1:-1]} {shown(seen[1])}; expected {dtype} {tuple(wanted.shape)}."
             )
         found[name] = tensor
-    return fill_record(template, _apart(tensors_of(template), found))
+    parts = _split_numbers(parts, found)
+    for name in [name for name, tensor in whole.items() if _is_cut(tensor, withheld)]:
+        parts[name] = torch.zeros_like(whole[name]).masked_scatter_(~withheld, parts[name])  # type: ignore[operator]
+    return fill_record(template, tensors_of(template) | parts)
 
 
 def is_finite(params: Tensor) -> bool:
@@ -129,7 +147,7 @@ def is_finite(params: Tensor) -> bool:
 
 
 def models_of(record: Any, num_params: int) -> dict[str, Tensor]:
-    """Those tensors of a client's record that are models: ``[1, P]``."""
+    """Tensors of a client's record that are models: ``[1, P]``."""
     return {name: tensor for name, tensor in tensors_of(record).items() if tensor.shape == (1, num_params)}
 
 
@@ -173,19 +191,19 @@ class _Idle(FeatureTask):
         """There is nothing to draw."""
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
-        """Zero."""
+        """Noise of zero."""
         return torch.zeros_like(params)
 
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
-        """Zero."""
+        """A gradient of zero."""
         return torch.zeros_like(params)
 
     def features(self, params: Tensor, batch: Any) -> Tensor:
-        """Zero."""
+        """Features that are zero, of one row."""
         return params.new_zeros(len(params), 1, self.head.num_features if self.head else 0)
 
     def class_moments(self, params: Tensor) -> ClassMoments:
-        """Zero."""
+        """Moments of classes without rows: zero."""
         num_classes = self.class_bias.num_classes if self.class_bias else 0
         counts = params.new_zeros(*params.shape[:-1], num_classes)
         means = counts.unsqueeze(-1).expand(*counts.shape, self.head.num_features if self.head else 0)
@@ -194,18 +212,18 @@ class _Idle(FeatureTask):
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]
     ) -> Tensor:
-        """Zero."""
+        """A gradient of zero, whatever the objective."""
         return torch.zeros_like(params)
 
     def derivatives(self, params: Tensor) -> LossDerivatives:
-        """Zero."""
+        """Derivatives of a loss without slope: zero."""
         params = params.double()
         none = torch.zeros_like(params[..., 0])
         curvature = torch.zeros_like(params).unsqueeze(-1) * params.unsqueeze(-2)
         return LossDerivatives(none, torch.zeros_like(params), curvature, none)
 
     def halves(self, split: int = 0) -> Self:
-        """The one row, and none."""
+        """Two halves of the rows: the one row, and none."""
         return self._copy_for_halves()
 
 
@@ -232,6 +250,11 @@ def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Tem
     server = algorithm.start(params, lone_population(model))
     broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
     return Templates(broadcast, algorithm.newcomer(params.unsqueeze(0)))
+
+
+def withheld_by(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Tensor | None:
+    """Where uploads of a method say nothing of this model ``[P]``; server and clients know it from the model."""
+    return algorithm.withheld(algorithm.start(model.params, lone_population(model)))
 
 
 def upload_template(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Any:

@@ -77,7 +77,7 @@ def check_secure_sums(method: Algorithm[Any, Any, Any, Any], robust: str) -> Non
 
 
 def summed_fields(method: Algorithm[Any, Any, Any, Any], upload: Any) -> dict[str, Tensor]:
-    """Those of an upload that are summed: not what may be unknown, which is merely recorded."""
+    """Fields of an upload that are summed: not what may be unknown, which is merely recorded."""
     return {name: each for name, each in tensors_of(upload).items() if name not in method.may_be_unknown}
 
 
@@ -255,7 +255,7 @@ class SecureSite:
     stem: Path
 
     def keys(self, content: RecordDict) -> RecordDict:
-        """Its public keys."""
+        """The client's public keys."""
         about, member = self._member(content)
         return self._reply(BOOK, _write_book({about.number: member.public_keys}))
 

@@ -39,11 +39,11 @@ class Rounds(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of cohorts and minibatches."""
+        """Seed of cohorts and minibatches."""
 
     @property
     def optimiser(self) -> str | Optimiser:
-        """Of local steps."""
+        """Optimiser of local steps."""
 
     @property
     def robust(self) -> str:

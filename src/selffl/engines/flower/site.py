@@ -46,6 +46,7 @@ from selffl.engines.flower.records import (
     pack,
     templates,
     unpack,
+    withheld_by,
 )
 from selffl.engines.flower.secure import SESSION, SecureSite
 from selffl.engines.limits import PrivacyOptions, SumLimits
@@ -89,7 +90,7 @@ class OwnRows:
 
 
 @dataclass(frozen=True)
-class Site:
+class ClientSite:
     """What a client computes with, whichever round it is.
 
     Attributes:
@@ -153,7 +154,9 @@ class Site:
         if is_secure:
             hidden = self.secure_site(client, order.experiment).mask_answer(content, method, upload, spent)
             return Answer(order.experiment, order.round_number, order.client, 0), hidden
-        return Answer(order.experiment, order.round_number, order.client, spent), pack(upload)
+        return Answer(order.experiment, order.round_number, order.client, spent), pack(
+            upload, withheld_by(method, self.model)
+        )
 
     def secure_site(self, client: Hashable, experiment: str) -> SecureSite:
         """The client in secure sums of an experiment."""
@@ -173,7 +176,7 @@ class Site:
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
     def train_alone(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
-        """The same sums after as many rounds by itself, and the rows that are won and lost by joining.
+        """Sums over the test rows after as many rounds by itself, and the rows that are won and lost by joining.
 
         From the model that the run began with; nothing of it is kept.
         """

@@ -48,7 +48,7 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import lone_population, of_place, pack, pack_each, upload_template
+from selffl.engines.flower.records import lone_population, of_place, pack, pack_each, upload_template, withheld_by
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
 from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
@@ -96,7 +96,8 @@ class SelfFLStrategy(Strategy):
         self.ids = [str(client) for client in clients]
         self._algorithm, self._recipe, self._network = algorithm, recipe, network
         self._privacy, self._fingerprint, self._model = PrivacyOptions.of(recipe), fingerprint(model), model
-        self._bounds = Bounds(upload_template(algorithm, model), network.max_examples, tuple(own_metrics))
+        template, withheld = upload_template(algorithm, model), withheld_by(algorithm, model)
+        self._bounds = Bounds(template, network.max_examples, tuple(own_metrics), withheld)
         self._asked, self._closing = algorithm, 0  # what a cohort does: a round, or which of the closing rounds
         self._grid: Grid | None = None  # that the last messages went by
         self._save, self._records = save, records
@@ -117,7 +118,7 @@ class SelfFLStrategy(Strategy):
         return self._order_round(grid, self.state.round_number + 1, self._recipe.participation)
 
     def _order_round(self, grid: Grid, number: int, participation: float) -> list[Message]:
-        """To a cohort of so large a share of the clients."""
+        """Messages of a round to a cohort of so large a share of the clients."""
         self._reasons = []
         self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), participation)
         nodes = self._find_connected(grid, self._cohort.tolist())
@@ -209,7 +210,8 @@ class SelfFLStrategy(Strategy):
                 continue
             assert self._grid is not None
             self._asked, self._closing = asked, closing
-            self._bounds = replace(bounds, template=upload_template(asked, self._model))
+            template, withheld = upload_template(asked, self._model), withheld_by(asked, self._model)
+            self._bounds = replace(bounds, template=template, withheld=withheld)
             number = last + closing
             messages = self._order_round(self._grid, number, closing_share(len(self.ids)))
             replies = self._grid.send_and_receive(messages, timeout=self._network.round_seconds)
@@ -249,7 +251,7 @@ class SelfFLStrategy(Strategy):
         clients = self._at(sorted(masked))
         each = spent // len(clients)
         costs = [each + 1] * (spent - each * len(clients)) + [each] * len(clients)
-        gathered = GatheredUploads.of_sum(self._asked, clients, upload, self._limits)
+        gathered = GatheredUploads.of_sum(self._asked, clients, upload, self._limits, template)
         return gathered, self._at(costs[: len(clients)])
 
     @property
@@ -374,7 +376,7 @@ class SelfFLStrategy(Strategy):
         return found
 
     def _agreeing(self, found: dict[int, Measured]) -> dict[int, Measured]:
-        """Those who measure alike: as the run does, which is as most do when it is first evaluated.
+        """Answers of clients that measure as the run does, which is as most did when it was first evaluated.
 
         What is measured follows from a client's labels, and a few may all have labels of another kind.
         """
