@@ -1,5 +1,6 @@
 """The closing rounds of self-fl-auto: once training is over it is learned once more how far clients differ."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -86,6 +87,33 @@ def test_what_all_clients_have_in_common_is_no_difference_but_a_way_to_go(source
     least = state.server.inter_variance.item() / MOST_CLOSING_CHANGE
     assert AUTO.inter_variance(found).item() == pytest.approx(least, rel=1e-5)
     assert AUTO.closing_multiple(found).item() == pytest.approx(least / (6.5 / 3.0), rel=1e-5)
+
+
+def test_the_centre_goes_where_all_clients_would_have_it(source):
+    """All deviate by 0.1 in every coordinate, and by nothing else: the centre goes there, and training does not."""
+    _, state = trained(source, 1)
+    everybody, theta = torch.arange(12), state.server.params
+    first = ClosingRound(AUTO, 1, 1).server_round(
+        state.server, everybody, of_two_groups([6.4, 0.1], [2.0, 1.0], deviation=1.2)
+    )
+    torch.testing.assert_close(AUTO.global_model(first), theta + 0.1)
+    assert torch.equal(AUTO.closing_broadcast(first, everybody).params[3], AUTO.global_model(first))
+    assert torch.equal(AUTO.broadcast(first, everybody).params[3], theta)
+    assert torch.equal(first.params, theta)
+    # The next round measures from there, and finds half as much in the other direction.
+    sums = of_two_groups([1.6, 0.025], [2.0, 1.0], deviation=-0.6)
+    both = ClosingRound(AUTO, 1, 2).server_round(first, everybody, sums)
+    torch.testing.assert_close(AUTO.global_model(both), theta + 0.05)
+    assert both.closing.common.sum().item() == pytest.approx(650 * 0.05**2)
+
+
+def test_the_centre_stays_where_clients_deviate_by_chance(source):
+    """Deviations that are as long as those of clients who have nothing in common add up to no way to go."""
+    _, state = trained(source, 1)
+    sums = of_two_groups([6.0, 0.1], [2.0, 1.0], deviation=1.2)
+    sums = dataclasses.replace(sums, deviation_squares=12 * 12 * sums.deviation_squares)
+    found = ClosingRound(AUTO, 1, 1).server_round(state.server, torch.arange(12), sums)
+    assert torch.equal(AUTO.global_model(found), state.server.params)
 
 
 @pytest.mark.parametrize("disagreements", [[0.0, 0.0], [-2.0, 1.0], [math.nan, 1.0]])

@@ -1321,8 +1321,8 @@ def run_self_fl_auto(
         own = [(math.fsum(a) - math.fsum(common), math.fsum(b)) for a, b in zip(agreements, disagreements, strict=True)]
         new = [math.fsum(part) / size for part in zip(*((a * a, a * b, b * b) for a, b in own), strict=True)]
         beyond = [x / size - both for x, both in zip(total(agreements), common, strict=True)]
-        several.append((beyond, common, [x / size for x in found_apart], new))
-        agreed_here, common_here, disagreed_here, new = (
+        several.append((beyond, [x / size for x in found_apart], new))
+        agreed_here, disagreed_here, new = (
             [math.fsum(x) / len(several) for x in zip(*part, strict=True)] for part in zip(*several, strict=True)
         )
         everybody = len(problem["examples"])
@@ -1331,7 +1331,7 @@ def run_self_fl_auto(
             continue
         nats, clients = 1.0 / (math.fsum(temperatures) / size), min(size * len(several), everybody)
         inter, of_group = variances_of(inter, of_group, agreed_here, disagreed_here, nats, clients, most_closing_change)
-        with_common = [x + y for x, y in zip(agreed_here, common_here, strict=True)]
+        with_common = [x + y for x, y in zip(agreed_here, common, strict=True)]
         prior_inter, prior_groups = variances_of(
             prior_inter, prior_groups, with_common, disagreed_here, nats, clients, most_closing_change
         )
@@ -1341,6 +1341,15 @@ def run_self_fl_auto(
         last_rows = worth if gone > 0.0 else None
         agreed, disagreed, products, reporting = agreed_here, disagreed_here, new, min(clients, size)
         known_rows = last_rows if last_rows is not None else known_rows
+        # The centre goes as far along the mean of all deviations as clients have in common of it.
+        middle = [x / size for x in total(deviations)]
+        shares = [
+            min(max(both / (whole or 1.0), 0.0), 1.0) for both, whole in zip(common, dots(middle, middle), strict=True)
+        ]
+        prior = list(prior)
+        for share, places in zip(shares, groups, strict=True):
+            for place in places:
+                prior[place] += share * middle[place]
     precision = [1.0 / variance for places, variance in zip(groups, prior_groups, strict=True) for _ in places]
     for m in memory if closing is not None else ():
         (centre, *_), (own, *halves) = arrived(m, rho)

@@ -6,9 +6,11 @@ is over some clients cut their rows anew, in other ways, and train a model of ea
 in a closing visit.  What both halves agree on, over what they disagree on, is the variance, as in every round
 (`selffl.maths.split_half`).  The second round holds models by what the first has found; both say what is reported.
 
-A closing visit starts from a global model that is not known exactly either.  What the models of all clients have in
-common is how far it is from where they would have it.  That is no difference between clients, and is taken off what is
-reported; but each of them has that far to go, so that the prior of closing visits has it on top.
+The global model is not known exactly either.  What the models of all clients have in common is how far it is from
+where they would have it.  That is no difference between clients, and is taken off what is reported.  After each round
+the centre moves there, as far as the mean of the clients' deviations is what all have in common and not of those who
+happen to be drawn (`selffl.maths.split_half.common_share`).  The next round measures from there.  What it still finds
+in common each client may have to go, so that the prior of closing visits has it on top.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from selffl.algorithms.auto_spread import find_prior_rows, learn_variances, sum_
 from selffl.algorithms.averaging import row_count
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.held_steps import Hold, descend_held
-from selffl.algorithms.layers import by_group, sizes_of
+from selffl.algorithms.layers import by_group, by_parameter, sizes_of
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.safeguards import Bound
-from selffl.maths.split_half import centred_products, common_square, spread_products
+from selffl.maths.split_half import centred_products, common_share, common_square, spread_products
 
 if TYPE_CHECKING:
     from selffl.algorithms.self_fl_auto import SelfFLAuto
@@ -79,8 +81,8 @@ class RoundAfterTraining(Algorithm[AutoServer, AutoBroadcast, AutoMemory, Upload
         return self.method.newcomer(params)
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
-        """The method's."""
-        return self.method.broadcast(server, clients)
+        """What the method sends for closing visits."""
+        return self.method.closing_broadcast(server, clients)
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The method's."""
@@ -141,14 +143,16 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
         return self.method.measure(broadcast, halves, anchors, models)
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: ClosingUpload) -> AutoServer:
-        """The server with both variances from all closing rounds so far: between clients, and of the closing prior.
+        """The server's state with the centre and both variances of closing visits, after one more closing round.
 
-        Rounds are added up as they are, so that one counts by how much its models show of how clients differ.
+        Rounds are added up as they are, so that one counts by how much its models show of how clients differ.  What
+        clients have in common is that of this round alone: the centre has moved since the round before.
         """
         pairs, before = upload.has_halves.unsqueeze(-1), server.closing
-        common = common_square(
-            by_group(upload.deviation.square(), sizes_of(server.group_sizes)), upload.deviation_squares, pairs
-        )
+        total_square = by_group(upload.deviation.square(), sizes_of(server.group_sizes))
+        common = common_square(total_square, upload.deviation_squares, pairs)
+        share_in_common = by_parameter(common_share(total_square / pairs.square(), common), server.group_sizes)
+        shift = before.shift.nan_to_num(nan=0.0) + share_in_common * upload.deviation / pairs
         agreements = upload.agreements / pairs - common
         disagreements = sum_disagreements(upload) / pairs
         products = centred_products(
@@ -165,7 +169,7 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
             return torch.lerp(begun, new, share.unsqueeze(-1))
 
         agreements, disagreements = pool(before.agreements, agreements), pool(before.disagreements, disagreements)
-        common, products = pool(before.common, common), pool(before.spread_products, products)
+        products = pool(before.spread_products, products)
         in_nats = (upload.has_halves / upload.temperature).unsqueeze(-1)
         number = torch.minimum(upload.has_halves / share, server.num_clients)
         with_halves = server.num_clients * upload.has_halves / clients.shape[-1]
@@ -190,8 +194,10 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
             products,
             number.minimum(with_halves),
             before.mixed,
+            shift,
         )
-        is_usable = agreements.isfinite().all(-1) & common.isfinite().all(-1) & (disagreements.sum(-1) > 0)
+        is_known = agreements.isfinite().all(-1) & common.isfinite().all(-1) & shift.isfinite().all(-1)
+        is_usable = is_known & (disagreements.sum(-1) > 0)
         return replace(server, closing=found.where(is_usable, before))
 
     def bounds(self, server: AutoServer, clients: Tensor, upload: ClosingUpload, rows: Tensor) -> Mapping[str, Bound]:

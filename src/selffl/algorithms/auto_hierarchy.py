@@ -78,6 +78,14 @@ class AutoHierarchy(Hierarchy[AutoServer, AutoUpload]):
         one = torch.where(is_open, server.inter_variance, found.prior_variance)
         return one, torch.where(is_open.unsqueeze(-1), server.variance_ratios, found.prior_ratios)
 
+    def closing_centre(self, server: AutoServer) -> Tensor:
+        """The prior mean of closing visits ``[..., P]``: theta, and as far as closing rounds have moved it.
+
+        Small linear models have theirs apart (`closing_mixture`).
+        """
+        shift = server.closing.shift
+        return torch.where(shift.isnan(), server.params, server.params + shift)
+
     def closing_variances(self, server: AutoServer) -> Tensor:
         """Variances of the prior in closing visits, group by group ``[..., G]``."""
         one, ratios = self.closing_prior(server)

@@ -48,10 +48,11 @@ class ClosingSpread:
     spread_products: Tensor  # [..., 3]
     num_reporting: Tensor  # [...]
     mixed: MixedSpread = field(metadata={ADDED_LATER: True})
+    shift: Tensor = field(metadata={ADDED_LATER: True})  # from theta to the centre of the clients [..., P]
 
     @classmethod
-    def unknown(cls, each: Tensor, groups: Tensor, mixed: MixedSpread) -> ClosingSpread:
-        """NaN everywhere, like ``each [...]``, ``groups [..., G]`` and ``mixed``."""
+    def unknown(cls, each: Tensor, groups: Tensor, mixed: MixedSpread, params: Tensor) -> ClosingSpread:
+        """NaN everywhere, like ``each [...]``, ``groups [..., G]``, ``mixed`` and ``params [..., P]``."""
         one, all_groups = torch.full_like(each, torch.nan), torch.full_like(groups, torch.nan)
         three = each.new_full((*each.shape, 3), torch.nan)
         return cls(
@@ -66,6 +67,7 @@ class ClosingSpread:
             three,
             one,
             map_tensors(lambda old: torch.full_like(old, torch.nan), mixed),
+            torch.full_like(params, torch.nan),
         )
 
     def where(self, chosen: Tensor, other: ClosingSpread) -> ClosingSpread:

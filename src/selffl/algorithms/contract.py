@@ -120,6 +120,10 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         """What new clients keep that are not asked to send anything: without the work for the upload, where it can."""
         return self.client_round(broadcast, memory, task)[1]
 
+    def closing_broadcast(self, server: Server, clients: Tensor) -> Broadcast:
+        """What the server sends to ``clients [..., C]`` for closing visits: what it sends in a round, unless it says."""
+        return self.broadcast(server, clients)
+
     def closing_visit(self, broadcast: Broadcast, memory: Memory, task: Any, num_rounds: int) -> Memory:
         """What clients keep once training is over, after ``num_rounds``: nothing is sent back."""
         return self.adapt(broadcast, memory, task)

@@ -143,7 +143,7 @@ class SelfFLAuto(
             params.new_ones(*each.shape, 2),
             params.new_zeros(*each.shape, 2, 2),
             params.new_zeros(*each.shape, 2),
-            ClosingSpread.unknown(each, ones, MixedSpread.unknown(each, len(order), len(order) // num_scores)),
+            ClosingSpread.unknown(each, ones, MixedSpread.unknown(each, len(order), len(order) // num_scores), params),
             order.expand(*each.shape, -1),
             torch.zeros_like(each),
         )
@@ -173,6 +173,11 @@ class SelfFLAuto(
             server.coefficient_order.unsqueeze(-2).expand(*clients.shape, -1),
             _newness(server.clock + 1).unsqueeze(-1).expand(clients.shape),
         )
+
+    def closing_broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
+        """What is sent for closing visits: the centre that closing rounds have found, in place of the running mean."""
+        centre = self.closing_centre(server).unsqueeze(-2).expand(*clients.shape, -1)
+        return replace(self.broadcast(server, clients), params=centre)
 
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
@@ -263,8 +268,10 @@ class SelfFLAuto(
         return (*(mixed if find_order(population) else ()), *of_halves)
 
     def global_model(self, server: AutoServer) -> Tensor:
-        """The running mean; of small linear models, once training is over, the centre of their coefficients."""
-        return _move_to_centre(server.params, self.closing_mixture(server)[1], order_of(server.coefficient_order))
+        """The running mean; once training is over, the centre of the clients, as closing rounds have found it."""
+        return _move_to_centre(
+            self.closing_centre(server), self.closing_mixture(server)[1], order_of(server.coefficient_order)
+        )
 
     def closing_modes(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
@@ -417,7 +424,7 @@ class SelfFLAuto(
             spread.unit,
             server.num_clients,
             *self.factors_round(server, upload, share),
-            ClosingSpread.unknown(server.inter_variance, server.variance_ratios, server.closing.mixed),
+            ClosingSpread.unknown(server.inter_variance, server.variance_ratios, server.closing.mixed, server.params),
             server.coefficient_order,
             clock,
         )

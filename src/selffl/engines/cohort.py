@@ -317,7 +317,7 @@ class CohortEngine:
         for part in _slices(0, clients.shape[-1], self.chunk_size or most):
             some = clients[..., part]
             own = map_tensors(partial(torch.narrow, dim=axis, start=part.start, length=some.shape[-1]), memory)
-            sent, task = self.algorithm.broadcast(state.server, some), self._task_at_home(some, state)
+            sent, task = self.algorithm.closing_broadcast(state.server, some), self._task_at_home(some, state)
             parts.append(self.algorithm.closing_visit(sent, own, task, state.round_number))
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=axis), *parts)
 

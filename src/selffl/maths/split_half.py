@@ -96,6 +96,16 @@ def common_square(total_square: Tensor, squares: Tensor, number: Tensor) -> Tens
     return torch.where(pairs > 0, (total_square - squares) / pairs.clamp(min=1.0), 0.0)
 
 
+def common_share(mean_square: Tensor, common: Tensor) -> Tensor:
+    """Share of the mean deviation of some clients that they have in common, and not by chance ``[...]``: 0 to 1.
+
+    ``mean_square [...]`` is the squared length of their mean, ``common [...]`` that of what all deviate by
+    (`common_square`).  The rest of the mean is of clients that happen to be drawn.  So much of the mean is nearest to
+    what all deviate by (James and Stein, 1961, with the positive part).
+    """
+    return (common / mean_square).nan_to_num(nan=0.0).clamp(0.0, 1.0)
+
+
 def spread_products(agreement: Tensor, disagreement: Tensor) -> Tensor:
     """a_m^2, a_m b_m and b_m^2 ``[..., 3]``, of which `ratio_interval` takes means over clients."""
     return torch.stack([agreement.square(), agreement * disagreement, disagreement.square()], dim=-1)

@@ -174,7 +174,7 @@ def _message(session: Session, state: RunState) -> Any:
         known = getattr(state.server, name)
         longer[name] = torch.cat([known, getattr(fresh, name).narrow(axis, number, 1).to(known)], axis)
     server = replace(state.server, **longer)
-    return session.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
+    return session.method.closing_broadcast(server, torch.tensor([number], device=state.num_gradients.device))
 
 
 def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:

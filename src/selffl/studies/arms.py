@@ -254,7 +254,7 @@ def _run_and_give_back(function: Callable[..., Found], *arguments: Any) -> Found
     except torch.OutOfMemoryError as error:
         lacking = str(error)  # alone: the error itself holds on to the tensors of its frames
     finally:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             gc.collect()
             torch.cuda.empty_cache()
     raise torch.OutOfMemoryError(lacking)

@@ -278,7 +278,7 @@ class SelfFLStrategy(Strategy):
         params = self._algorithm.global_model(self.state.server)
         if not (self._is_over() and self._algorithm.has_closing_visit):
             return [pack(Shared(params, None, first))] * len(clients)
-        sent = self._algorithm.broadcast(self.state.server, self._at(clients))
+        sent = self._algorithm.closing_broadcast(self.state.server, self._at(clients))
         return [pack(Shared(params, of_place(sent, place), first)) for place in range(len(clients))]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
