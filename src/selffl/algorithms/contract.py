@@ -121,7 +121,7 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         return self.client_round(broadcast, memory, task)[1]
 
     def closing_broadcast(self, server: Server, clients: Tensor) -> Broadcast:
-        """What the server sends to ``clients [..., C]`` for closing visits: what it sends in a round, unless it says."""
+        """What the server sends for closing visits: what it sends in a round, unless the method says more."""
         return self.broadcast(server, clients)
 
     def closing_visit(self, broadcast: Broadcast, memory: Memory, task: Any, num_rounds: int) -> Memory:
