@@ -15,9 +15,10 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.data import load
 from selffl.engines import cohort
+from selffl.engines.claims import Claims
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.limits import PrivacyOptions
-from selffl.engines.rounds import closing_rounds_after
+from selffl.engines.rounds import GatheredUploads, closing_rounds_after
 from selffl.engines.serial import serial_engine
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
@@ -244,3 +245,33 @@ def test_the_same_spread_is_found_whatever_training_began_from(monkeypatch):
         found.append(regression(0.5, rounds=12, rate=0.05)["inter_variance"])
     assert max(found) < 1.25 * min(found)
     assert 0.6 < found[0] / (3 / 4 * 0.25 / (2 * 0.09)) < 1.4
+
+
+@pytest.mark.parametrize("times", [3.0, 1e3, 1e12, 1e30])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_one_client_moves_the_centre_by_little_whatever_it_claims(source, times, sign):
+    """One of twelve sends models so many times as far away, and squares that fit them."""
+    engine, state = trained(source)
+    everybody = torch.arange(12)
+    asked = engine.closing_engines(3)[0].algorithm
+    sent = asked.broadcast(state.server, everybody)
+    honest, _ = asked.client_round(sent, state.memory, source.task(everybody, 4))
+
+    def centre_after(upload):
+        gathered = GatheredUploads(asked, 0, Claims(asked, state.server, source.population.num_examples, 0))
+        gathered.add(everybody, upload)
+        server = asked.server_round(state.server, gathered.clients, gathered.upload())
+        return AUTO.closing_centre(server), gathered
+
+    def lie(tensor, factor):
+        return torch.cat([tensor[:1] * factor, tensor[1:]])
+
+    deviation = lie(honest.deviation, sign * times)
+    squares = torch.stack([part.square().sum(-1) for part in deviation.split([640, 10], dim=-1)], dim=-1)
+    lying, gathered = centre_after(dataclasses.replace(honest, deviation=deviation, deviation_squares=squares))
+    plain, _ = centre_after(honest)
+    assert lying.isfinite().all()
+    reach = 10 * float(honest.deviation.norm(dim=-1).quantile(0.75)) / 12
+    assert float((lying - plain).norm()) <= reach + float((plain - state.server.params).norm())
+    if times > 10:  # it is named, or left out
+        assert gathered.held_back or gathered.left_out

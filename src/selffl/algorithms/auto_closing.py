@@ -95,7 +95,10 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
 
     capped: ClassVar[Mapping[str, float]] = {
         "num_examples": 1e2,
-        **dict.fromkeys(("deviation_squares", "agreements", "disagreements", "undecided", "temperature"), 1e3),
+        # The centre moves by deviations: their squares may be as much larger as they are.
+        "deviation": 1e1,
+        "deviation_squares": 1e2,
+        **dict.fromkeys(("agreements", "disagreements", "undecided", "temperature"), 1e3),
         "squared_disagreements": 1e5,
         "spread_products": 1e6,
     }
@@ -209,6 +212,7 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
         return {
             "num_examples": row_count(rows),
             "has_halves": Bound(0.0, 1.0),
+            "deviation": any_number,
             "deviation_squares": Bound(length, length),
             "agreements": any_number,
             "disagreements": any_number,

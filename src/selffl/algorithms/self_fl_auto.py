@@ -28,7 +28,8 @@ their rows where models have many parameters, equally where they have few.  Pers
 
 Once training is over each client makes a long closing visit by itself, for few have arrived at their modes by then:
 some tens of passes over its rows, and no longer than it would have trained had it taken part in every round.  How hard
-it is held then is learned before, from models of halves that have arrived (`selffl.algorithms.auto_closing`).
+it is held then, and around which centre, is learned before, from models of halves that have arrived
+(`selffl.algorithms.auto_closing`).
 
 Uploads add.  A client weighs itself, by the n_0 that it was sent, which is one round old, and its class frequencies
 travel multiplied by that weight: the server learns everybody's, and of no client how many rows of a class it has.
