@@ -110,6 +110,33 @@ def test_later_walks_of_a_visit_end_where_plain_steps_end(task, num_steps, monke
     assert walked.num_gradients.tolist() == plain.num_gradients.tolist()
 
 
+@pytest.mark.parametrize("clients", [[2, 3, 4, 5], [5, 0, 3]])
+def test_rows_that_are_gathered_are_multiplied_like_rows_where_they_lie(clients, monkeypatch):
+    """Where clients follow each other and where they do not, in turns of two."""
+    monkeypatch.setattr(few_rows, "CLIENTS_A_TURN", 2)
+    draw = torch.Generator().manual_seed(4)
+    features = torch.randn(40, NUM_FEATURES, generator=draw, dtype=torch.float64)
+    numbers = torch.randint(40, (len(clients), 6), generator=draw)
+    weights = torch.randn(2, 7, NUM_CLASSES, NUM_FEATURES, generator=draw, dtype=torch.float64).unbind(0)
+    times = torch.randn(len(clients), 2, generator=draw, dtype=torch.float64)
+    taken = torch.randn(len(clients), 6, NUM_CLASSES, generator=draw, dtype=torch.float64)
+    lying = few_rows.LyingRows([features[own] for own in numbers], clients, 6)
+    products, scores = lying.multiply(weights)
+    gathered = few_rows.GatheredRows(features[numbers], torch.tensor(clients), products)
+    same_products, same_scores = gathered.multiply(weights)
+    assert same_products is products
+    for found, expected in zip(same_scores, scores, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    written = torch.zeros(2, *weights[0].shape, dtype=torch.float64)
+    for rows, out in zip((lying, gathered), written, strict=True):
+        rows.write_sums(out, weights, times, taken)
+    torch.testing.assert_close(written[1], written[0], rtol=1e-12, atol=1e-12)
+    for place, client in enumerate(clients):
+        expected = sum(factor * weight[client] for factor, weight in zip(times[place], weights, strict=True))
+        expected = expected + taken[place].mT @ features[numbers[place]]
+        torch.testing.assert_close(written[0, client], expected, rtol=1e-12, atol=1e-12)
+
+
 def test_who_has_few_rows_is_said_of_each_client_alone():
     size, steps = torch.tensor([10, 50, 130, 50]), torch.tensor([20, 20, 20, 1])
     assert few_rows.have_few_rows(size, steps, 10, 784, 10).tolist() == [True, True, False, False]
