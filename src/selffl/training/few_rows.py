@@ -31,7 +31,7 @@ from selffl.training.threads import do_in_threads
 MOST_WORK = 2.0
 NUMBERS_AT_ONCE = 1 << 23  # features of clients whose steps are taken side by side
 CLIENTS_A_TURN = 12  # whose rows a thread multiplies before it looks for more
-ROWS_FILLED_TO = 16  # scores of a client's rows are filled up to a multiple of so many
+FILLED_BITS = 3  # scores of a client's rows are filled up to a number of so many bits and zeros
 STEPS_AT_ONCE = 200  # of a visit: scores begin anew after so many, and what is kept of each step stays small
 
 
@@ -86,7 +86,8 @@ class OwnRows:
         size = self.size[clients]
         if looks_up:
             size = size.minimum(num_steps * self.places.shape[-1])
-        return (size + ROWS_FILLED_TO - 1) // ROWS_FILLED_TO * ROWS_FILLED_TO
+        unit = 2 ** (torch.frexp(size.double()).exponent.long() - FILLED_BITS).clamp(min=0)
+        return (size + unit - 1) // unit * unit
 
     def look_up(self, clients: Tensor, num_steps: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows ``[m, most, F]`` of ``clients [m]`` that are looked up, which of them steps are on, and products.
