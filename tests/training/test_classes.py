@@ -185,6 +185,16 @@ def test_scores_are_made_larger_and_nothing_else_is():
     torch.testing.assert_close(model.params, before, rtol=0, atol=0)
 
 
+def test_what_everybody_has_is_made_larger_once():
+    model = FlatModel(nn.Linear(4, 3))
+    params, factor = model.params.expand(2, 5, -1), torch.tensor(1.5)
+    alike = model.class_bias.scale_scores(params, factor.expand(2, 5))
+    each = model.class_bias.scale_scores(params.clone(), torch.full((2, 5), 1.5))
+    assert torch.equal(alike, each)
+    assert alike.stride(-2) == 0
+    torch.testing.assert_close(alike[1, 4], 1.5 * model.params, rtol=0, atol=0)
+
+
 def test_a_shift_is_put_on_the_scores_and_nowhere_else():
     for width, shift in ((3, [1.0, -2.0, 0.5]), (1, [0.25, 1.0])):
         model = FlatModel(nn.Linear(4, width))

@@ -13,7 +13,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
 NUM_FEATURES, NUM_CLASSES, BATCH_SIZE, RATE = 30, 4, 3, 0.2
-SIZES = torch.tensor([5, 2, 9, 60, 4])  # the fourth has many rows for its steps; the second fewer than a minibatch
+SIZES = torch.tensor([5, 2, 11, 60, 4])  # the fourth has many rows for its steps; the second fewer than a minibatch
 
 
 @pytest.fixture
@@ -94,7 +94,6 @@ def test_later_walks_of_a_visit_end_where_plain_steps_end(task, num_steps, monke
         descend(own, start[:, 0], 25)
         return descend(own.halves(), start, by_half, first_draw=4), descend(own, start[:, 1], num_steps, first_draw=9)
 
-    monkeypatch.setattr(few_rows, "ROWS_FILLED_TO", 4)
     walked = task()
     found = visit(walked)
     # The third has more products than a model has numbers, the fourth has taken plain steps.
@@ -108,6 +107,33 @@ def test_later_walks_of_a_visit_end_where_plain_steps_end(task, num_steps, monke
     for walked_by_rows, expected in zip(found, visit(plain), strict=True):
         torch.testing.assert_close(walked_by_rows, expected, rtol=1e-9, atol=1e-10)
     assert walked.num_gradients.tolist() == plain.num_gradients.tolist()
+
+
+@pytest.mark.parametrize("clients", [[2, 3, 4, 5], [5, 0, 3]])
+def test_rows_that_are_gathered_are_multiplied_like_rows_where_they_lie(clients, monkeypatch):
+    """Where clients follow each other and where they do not, in turns of two."""
+    monkeypatch.setattr(few_rows, "CLIENTS_A_TURN", 2)
+    draw = torch.Generator().manual_seed(4)
+    features = torch.randn(40, NUM_FEATURES, generator=draw, dtype=torch.float64)
+    numbers = torch.randint(40, (len(clients), 6), generator=draw)
+    weights = torch.randn(2, 7, NUM_CLASSES, NUM_FEATURES, generator=draw, dtype=torch.float64).unbind(0)
+    times = torch.randn(len(clients), 2, generator=draw, dtype=torch.float64)
+    taken = torch.randn(len(clients), 6, NUM_CLASSES, generator=draw, dtype=torch.float64)
+    lying = few_rows.LyingRows([features[own] for own in numbers], clients, 6)
+    products, scores = lying.multiply(weights)
+    gathered = few_rows.GatheredRows(features[numbers], torch.tensor(clients), products)
+    same_products, same_scores = gathered.multiply(weights)
+    assert same_products is products
+    for found, expected in zip(same_scores, scores, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    written = torch.zeros(2, *weights[0].shape, dtype=torch.float64)
+    for rows, out in zip((lying, gathered), written, strict=True):
+        rows.write_sums(out, weights, times, taken)
+    torch.testing.assert_close(written[1], written[0], rtol=1e-12, atol=1e-12)
+    for place, client in enumerate(clients):
+        expected = sum(factor * weight[client] for factor, weight in zip(times[place], weights, strict=True))
+        expected = expected + taken[place].mT @ features[numbers[place]]
+        torch.testing.assert_close(written[0, client], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_who_has_few_rows_is_said_of_each_client_alone():

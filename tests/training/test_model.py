@@ -209,7 +209,7 @@ def test_gradients_of_halves_are_counted_by_client():
     halves.batch_gradient = lambda params, batch: torch.zeros_like(params)
     halves.gradient(torch.zeros(5, 4), None, slots)
     assert task.num_gradients.tolist() == [2, 0, 2, 0, 0, 0, 1]
-    halves.measure_halves(*torch.zeros(2, len(SIZES), 2, 4), [torch.zeros(len(SIZES), 4)], [3, 1])
+    halves.measure_halves(*torch.zeros(2, len(SIZES), 2, 4), [3, 1])
     assert task.num_gradients.tolist() == [4, 2, 4, 2, 2, 2, 3]
 
 
@@ -230,14 +230,16 @@ def test_both_models_are_measured_on_half_a_minibatch_of_each_half():
     halves = task.halves()
     models = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
     halves._gradient = lambda params, features, labels: params * labels.double().sum(1, keepdim=True).float()
-    along = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(1))
-    found = halves.measure_halves(models, models.flip(-2), along, [3, 1])
+    deviations = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(1))
+    first, second = deviations.unbind(1)
+    along = torch.stack([first, second, (first - second) / 2])
+    found = halves.measure_halves(models, deviations, [3, 1])
     assert found.slope_changes.shape == (2, 2, 3, 2)
     assert found.temperature.tolist() == [1.0, 1.0]
     for client in range(2):
         for half in range(2):
             seen = sum(drawn(halves, 2 * client + half, [0])[0][:3])
-            change = (models[client, 0] - models[client, 1]) * seen * along[:, client]
+            change = (first[client] - second[client]) * seen * along[:, client]
             expected = torch.stack([change[:, :3].sum(-1), change[:, 3]], dim=-1)
             torch.testing.assert_close(found.slope_changes[client, half], expected)
 
@@ -247,9 +249,11 @@ def test_slopes_of_softmax_regression_are_those_of_its_gradients(sizes):
     module = seeded(lambda: nn.Linear(64, 10))
     source = ModelSource(digits(6, seed=2), FlatModel(module), CROSS_ENTROPY, 0.1, 5, seed=4)
     halves = source.task(torch.tensor([3, 0]), 2).halves()
-    models, others = random(2, 4, 650, dtype=torch.float32)
-    batch, along = halves.batch(0, torch.arange(4)), random(3, 2, 650, seed=1, dtype=torch.float32)
-    found = halves.slope_changes(models, others, batch, along, sizes)
+    models, anchors = random(2, 4, 650, dtype=torch.float32)
+    batch, deviations = halves.batch(0, torch.arange(4)), models - anchors
+    found, _ = halves.compare_halves(models, deviations, batch, sizes)
+    first, second = deviations.view(2, 2, 650).unbind(1)
+    along, others = torch.stack([first, second, (first - second) / 2]), anchors + deviations[[1, 0, 3, 2]]
     for slot in range(4):
         rows = batch[0][slot], batch[1][slot]
         change = gradient_by_autograd(module, models[slot], *rows) - gradient_by_autograd(module, others[slot], *rows)

@@ -155,8 +155,11 @@ class AutoMemory:
 
     def half_models(self, scaled_params: Tensor) -> Tensor:
         """Models of both halves ``[..., C, 2, P]``, moved as the client's own."""
-        offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
-        return offsets.addcmul_(self.prior_weight[..., None, None], scaled_params.unsqueeze(-2))
+        offsets, lean = (self.first_half_offset, self.second_half_offset), self.prior_weight.unsqueeze(-1)
+        found = offsets[0].new_empty(*lean.shape[:-1], 2, scaled_params.shape[-1])
+        for half, offset in zip(found.unbind(-2), offsets, strict=True):
+            torch.addcmul(offset, lean, scaled_params, out=half)
+        return found
 
 
 @dataclass(frozen=True)

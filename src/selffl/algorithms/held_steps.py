@@ -66,7 +66,7 @@ def descend_held(
     def advance(number: int, slots: Tensor, parts: Sequence[StepPart]) -> None:
         rate, keeps, share, weight = factors.at(number, slots)
         for (params, mean, centre, velocity), gradient, group in parts:
-            velocity.mul_(keeps).add_(gradient)
+            torch.addcmul(gradient, velocity, keeps, out=velocity)
             take_step(params, velocity, rate)
             hold.draw(params, centre, share, group)
             if number >= factors.first_kept:

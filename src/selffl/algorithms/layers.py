@@ -68,9 +68,12 @@ class ClassBias(NamedTuple):
     def scale_scores(self, params: Tensor, factor: Tensor) -> Tensor:
         """``params [..., P]`` whose scores are ``factor [...]`` times as large; they are not changed themselves."""
         shape = np.broadcast_shapes(params.shape[:-1], factor.shape)  # torch's own imports sympy, for a second
-        found = params.expand(*shape, -1).clone()
-        found[..., self.weights_start : self.stop].mul_(factor.unsqueeze(-1))
-        return found
+        given, factors = params.expand(*shape, -1), factor.expand(shape)
+        if shape and given.stride(-2) == 0 and factors.stride(-1) == 0:  # what everybody is sent is made once
+            given, factors = given[..., :1, :], factors[..., :1]
+        found = given.clone()
+        found[..., self.weights_start : self.stop].mul_(factors.unsqueeze(-1))
+        return found.expand(*shape, -1)
 
 
 class Head(NamedTuple):

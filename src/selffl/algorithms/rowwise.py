@@ -6,7 +6,6 @@ Most methods need gradients of minibatches alone, which any `selffl.algorithms.l
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple, Self
 
@@ -72,38 +71,45 @@ class RowwiseTask(LocalTask):
         """How large a loss is one nat ``[n]``: 1 for a negative log-likelihood, else by the rows of a minibatch."""
         return torch.ones_like(params[:, 0])
 
-    def measure_halves(
-        self, models: Tensor, others: Tensor, directions: Sequence[Tensor], sizes: list[int]
-    ) -> HalfMeasurement:
+    def measure_halves(self, models: Tensor, deviations: Tensor, sizes: list[int]) -> HalfMeasurement:
         """Measure a task of halves on rows of each half, at its own model and at the other's.
 
-        ``models`` and ``others`` are ``[..., clients, 2, P]``: that of each half, and what the other half's is for rows
-        of this one.  Slopes are along ``directions [..., clients, P]``, by groups of parameters of such ``sizes``.
-        Half of the first minibatch of each half; both models count as one minibatch, so that a client spends two
-        gradients.
+        ``models [..., clients, 2, P]`` of both halves deviate from their prior means by ``deviations``.  For rows of
+        one half the other's model is what is as far from this half's prior mean as the other is from its own.  Slopes
+        are taken by groups of parameters of such ``sizes``.  Half of the first minibatch of each half; both models
+        count as one minibatch, so that a client spends two gradients.
         """
         slots = torch.arange(self.shape.numel(), device=models.device)
         batch = self.shorten(self.batch(0, slots))
-        own, other = (these.reshape(len(slots), -1) for these in (models, others))
-        along = [each.reshape(-1, each.shape[-1]) for each in directions]
-        changes = self.slope_changes(own, other, batch, along, sizes).reshape(*self.shape, len(along), len(sizes))
+        own, beyond = (these.reshape(len(slots), -1) for these in (models, deviations))
+        changes, temperature = self.compare_halves(own, beyond, batch, sizes)
+        changes = changes.reshape(*self.shape, *changes.shape[1:])
         changes[..., 1, :, :].neg_()
         self.num_gradients.add_(2)
-        temperature = torch.stack([self.temperature(these, batch) for these in (own, other)]).mean(0)
         return HalfMeasurement(changes, temperature.reshape(self.shape).mean(-1))
 
-    def slope_changes(
-        self, models: Tensor, others: Tensor, batch: Any, directions: Sequence[Tensor], sizes: list[int]
-    ) -> Tensor:
-        """How much steeper the mean loss over a minibatch is at ``models [n, P]`` than at ``others``: ``[n, D, G]``.
+    def compare_halves(self, models: Tensor, deviations: Tensor, batch: Any, sizes: list[int]) -> tuple[Tensor, Tensor]:
+        """How much steeper the mean loss over a minibatch is at ``models [n, P]`` than at the other half's.
 
-        Along each of D ``directions [n / 2, P]``, which both halves of a client share, by groups of parameters of such
-        ``sizes``.
+        ``[n, 3, G]``: along d_1, d_2 and (d_1 - d_2)/2, the two ``deviations [n, P]`` of a client being d_1 and d_2, by
+        groups of parameters of such ``sizes``.  And the mean temperature of both losses ``[n]``.
         """
+        others = other_models(models, deviations)
         change = self.batch_gradient(models, batch) - self.batch_gradient(others, batch)
-        by_client = change.reshape(-1, self.slots_per_client, change.shape[-1])
-        found = [by_group(by_client * each.unsqueeze(1), sizes) for each in directions]
-        return torch.stack(found, dim=-2).flatten(0, 1)
+        by_client, beyond = (each.reshape(-1, 2, each.shape[-1]) for each in (change, deviations))
+        first, second = beyond[:, :1], beyond[:, 1:]
+        found = [by_group(by_client * each, sizes) for each in (first, second, (first - second).div_(2))]
+        temperature = torch.stack([self.temperature(these, batch) for these in (models, others)]).mean(0)
+        return torch.stack(found, dim=-2).flatten(0, 1), temperature
+
+
+def other_models(models: Tensor, deviations: Tensor) -> Tensor:
+    """What is as far from the prior mean of each half as the other half's model is from its own ``[n, P]``.
+
+    Halves of a client follow each other: their ``models [n, P]`` and ``deviations`` from their prior means.
+    """
+    swapped = deviations.view(-1, 2, deviations.shape[-1]).flip(1).view(deviations.shape)
+    return (models - deviations).add_(swapped)
 
 
 class HalfMeasurement(NamedTuple):

@@ -317,8 +317,9 @@ class SelfFLAuto(
             halves, arrival.halves, arrival.half_anchors, hold.of_halves(), by_half, momentum.unsqueeze(-1)
         )
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
-        moved = (models - arrival.halves).mul_(share.unsqueeze(-1))
-        start = arrival.model + moved[..., 0, :] + moved[..., 1, :]
+        moved = models - arrival.halves
+        start = torch.addcmul(arrival.model, share[..., :1], moved[..., 0, :])
+        start.addcmul_(share[..., 1:], moved[..., 1, :])
         plain = torch.zeros_like(momentum)
         return descend_held(task, start, arrival.anchor, hold, of_client, plain, broadcast.newness), models
 
@@ -357,8 +358,8 @@ class SelfFLAuto(
         deviations = models - anchors
         is_there = (halves.num_terms > 0).all(-1)
         found = HalvesOfClients(deviations, halves.num_terms.to(models))
-        others, sizes = deviations.flip(-2).add_(anchors), sizes_of(broadcast.group_sizes)
-        measured = halves.measure_halves(models, others, found.directions, sizes)
+        sizes = sizes_of(broadcast.group_sizes)
+        measured = halves.measure_halves(models, deviations, sizes)
         squares = by_group(found.mean.square(), sizes)
         differences = by_group(found.half_difference.square(), sizes)
         disagreements = found.disagreement(measured.slope_changes)
@@ -391,8 +392,10 @@ class SelfFLAuto(
         """
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
-        leans = prior_weight.unsqueeze(-1) * _scale_scores(broadcast.params, broadcast.score_factors, task)
-        own, first, second = kept = [each - leans for each in (model, *halves.unbind(-2))]
+        scaled, models = _scale_scores(broadcast.params, broadcast.score_factors, task), (model, *halves.unbind(-2))
+        own, first, second = kept = [
+            torch.addcmul(each, prior_weight.unsqueeze(-1), scaled, value=-1) for each in models
+        ]
         if task.class_bias is not None:
             for each, excess in zip(kept, arrival.excess.unbind(-2), strict=True):
                 task.class_bias.write_shift(each, -excess)

@@ -49,23 +49,18 @@ class HalvesOfClients:
     @cached_property
     def mean(self) -> Tensor:
         """(d_1 + d_2)/2 ``[..., P]``."""
-        return (self.deviations[..., 0, :] + self.deviations[..., 1, :]).div_(2)
+        return torch.lerp(self.deviations[..., 0, :], self.deviations[..., 1, :], 0.5)
 
     @cached_property
     def half_difference(self) -> Tensor:
         """(d_1 - d_2)/2 ``[..., P]``: what halves agree on is the square of the mean less the square of this."""
         return (self.deviations[..., 0, :] - self.deviations[..., 1, :]).div_(2)
 
-    @property
-    def directions(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Along which slopes are measured ``[..., P]``: d_1, d_2 and (d_1 - d_2)/2."""
-        return self.deviations[..., 0, :], self.deviations[..., 1, :], self.half_difference
-
     def disagreement(self, slope_changes: Tensor) -> Tensor:
         """What sums up to tr S^2 in expectation, by group of parameters ``[..., G]``.
 
         ``slope_changes [..., 2, 3, G]`` are how much steeper the mean loss on rows of each half is at the first's model
-        than at the second's, along each of the `directions`: of a gradient g along d, by group, the sum of g d.
+        than at the second's, along d_1, d_2 and (d_1 - d_2)/2: of a gradient g along d, by group, the sum of g d.
         Either half may play the part of the second; the mean of both leaves out what delta and the errors have in
         common by chance.
         """

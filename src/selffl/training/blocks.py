@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, get_args
@@ -274,7 +274,7 @@ def _weight_and_bias(params: Tensor, num_features: int) -> tuple[Tensor, Tensor]
 
 def softmax_regression_gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
     """Gradient of cross-entropy for ``nn.Linear``: (softmax(logits) - onehot(label)) x^T, mean over the minibatch."""
-    error = _softmax_errors(params, features, labels)
+    error = _softmax_errors(_scores(params, features), labels)
     found = params.new_empty(params.shape)
     slopes = _weight_and_bias(found, features.shape[-1])
     torch.bmm(error, features, out=slopes[0])
@@ -282,33 +282,45 @@ def softmax_regression_gradient(params: Tensor, features: Tensor, labels: Tensor
     return found
 
 
-def softmax_regression_slope_changes(
-    models: Tensor, others: Tensor, features: Tensor, labels: Tensor, directions: Sequence[Tensor]
-) -> Tensor:
-    """How much steeper the loss of ``nn.Linear`` is at ``models [n, P]`` than at ``others``, for weights and biases.
+def softmax_regression_slope_changes(models: Tensor, deviations: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    """As `selffl.algorithms.rowwise.RowwiseTask.compare_halves` has it, for weights and biases of ``nn.Linear``.
 
-    Along ``directions [n / S, P]`` that S models in a row share: ``[n, D, 2]``.  Rows have scores along a direction as
-    at a model, and so no gradient is written.
+    Rows have scores along a direction as at a model, and from those of one model follow those of the other: neither it
+    nor a gradient is written.
     """
-    change = _softmax_errors(models, features, labels) - _softmax_errors(others, features, labels)  # [n, classes, B]
-    total, shared = change.sum(2), len(models) // len(directions[0])
-    rows = features.reshape(len(directions[0]), -1, features.shape[-1]).transpose(1, 2)
-    found = []
-    for each in directions:
-        weight, bias = _weight_and_bias(each, features.shape[-1])
-        by_client = torch.bmm(weight, rows).view(len(each), -1, shared, labels.shape[1]).transpose(1, 2)
-        scores = by_client.contiguous().flatten(0, 1)  # of one client, too, or its sums have another order
-        of_bias = (bias.repeat_interleave(shared, 0) * total).sum(1)
-        found.append(torch.stack([(scores * change).sum((1, 2)), of_bias], dim=-1))
-    return torch.stack(found, dim=1)
+    num_rows, num_features = labels.shape[1], features.shape[-1]
+    rows = features.reshape(-1, 2 * num_rows, num_features).mT  # of both halves of each client
+    weight, bias = _weight_and_bias(deviations, num_features)
+    along, biases = [], (bias[0::2], bias[1::2])
+    for own in (weight[0::2], weight[1::2]):
+        by_half = torch.bmm(own, rows).view(len(own), -1, 2, num_rows).transpose(1, 2)  # [n / 2, 2, classes, B]
+        along.append(by_half.contiguous())  # of one client, too, or its sums have another order
+    difference = along[0] - along[1] + (biases[0] - biases[1])[:, None, :, None]
+    toward = torch.stack([difference[:, 0].neg(), difference[:, 1]], dim=1)  # what the other model adds to scores
+    scores = _scores(models, features)
+    change = _softmax_errors(scores, labels) - _softmax_errors(scores + toward.view(scores.shape), labels)
+    change = change.view(difference.shape)
+    total, found = change.sum(-1), []
+    halfway = (along[0] - along[1]) / 2, (biases[0] - biases[1]) / 2
+    for of_weight, of_bias in (*zip(along, biases, strict=True), halfway):
+        slopes = (of_weight * change).sum((2, 3)), (of_bias.unsqueeze(1) * total).sum(2)
+        found.append(torch.stack(slopes, dim=-1))
+    return torch.stack(found, dim=2).flatten(0, 1)
 
 
-def _softmax_errors(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-    """(softmax(logits) - onehot(label)) over the number of rows ``[n, classes, B]``."""
+def _scores(params: Tensor, features: Tensor) -> Tensor:
+    """Scores ``[n, classes, B]``.
+
+    Classes before rows: softmax over the last of few classes is slow, and products of rows want them so.
+    """
     weight, bias = _weight_and_bias(params, features.shape[-1])
-    # Classes before rows: softmax over the last of few classes is slow, and products of rows want them so.
-    error = torch.bmm(weight, features.transpose(1, 2)).add_(bias.unsqueeze(-1)).softmax(1)
-    error.scatter_add_(1, labels.unsqueeze(1), error.new_full((), -1.0).expand(len(params), 1, labels.shape[1]))
+    return torch.bmm(weight, features.transpose(1, 2)).add_(bias.unsqueeze(-1))
+
+
+def _softmax_errors(scores: Tensor, labels: Tensor) -> Tensor:
+    """(softmax(scores) - onehot(label)) over the number of rows ``[n, classes, B]``."""
+    error = scores.softmax(1)
+    error.scatter_add_(1, labels.unsqueeze(1), error.new_full((), -1.0).expand(len(error), 1, labels.shape[1]))
     return error.div_(labels.shape[1])
 
 

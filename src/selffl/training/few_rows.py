@@ -31,7 +31,7 @@ from selffl.training.threads import do_in_threads
 MOST_WORK = 2.0
 NUMBERS_AT_ONCE = 1 << 23  # features of clients whose steps are taken side by side
 CLIENTS_A_TURN = 12  # whose rows a thread multiplies before it looks for more
-ROWS_FILLED_TO = 16  # scores of a client's rows are filled up to a multiple of so many
+FILLED_BITS = 3  # scores of a client's rows are filled up to a number of so many bits and zeros
 STEPS_AT_ONCE = 200  # of a visit: scores begin anew after so many, and what is kept of each step stays small
 
 
@@ -86,13 +86,15 @@ class OwnRows:
         size = self.size[clients]
         if looks_up:
             size = size.minimum(num_steps * self.places.shape[-1])
-        return (size + ROWS_FILLED_TO - 1) // ROWS_FILLED_TO * ROWS_FILLED_TO
+        unit = 2 ** (torch.frexp(size.double()).exponent.long() - FILLED_BITS).clamp(min=0)
+        return (size + unit - 1) // unit * unit
 
-    def look_up(self, clients: Tensor, num_steps: Tensor, most: int) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Rows ``[N_m, F]`` of each of ``clients [m]`` that are looked up, which of them steps are on, and products.
+    def look_up(self, clients: Tensor, num_steps: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows ``[m, most, F]`` of ``clients [m]`` that are looked up, which of them steps are on, and products.
 
-        They are all of a client's own or, if these are fewer, those that its steps ``[m]`` meet, as they are met.
-        Steps are on ``[m, S, B]`` of them; products with each other are filled up, ``[m, most, most]``.
+        They are all of a client's own or, if these are fewer, those that its steps ``[m]`` meet, as they are met; the
+        last again and again, where ``most`` is more.  Steps are on ``[m, S, B]`` of them; products are those with each
+        other ``[m, most, most]``.
         """
         met = self.places[clients, : int(num_steps.max())]
         sequence, size = met.flatten(1), self.size[clients, None]
@@ -104,9 +106,8 @@ class OwnRows:
         owners = clients // self.num_parts
         products = self.known.look_up(owners.tolist(), numbers - self.first_row[owners, None])
         which = torch.where(takes_all, sequence, torch.arange(last + 1).minimum(number - 1)).view(met.shape)
-        is_there, counts = place < size.minimum(number), size.minimum(number).flatten().tolist()
-        features = self.features.index_select(0, numbers[is_there])
-        return list(torch.split(features, counts)), which, products
+        features = self.features.index_select(0, numbers.view(-1)).view(*numbers.shape, -1)
+        return features, which, products
 
     def features_of(self, clients: Tensor) -> list[Tensor]:
         """Features of each client's rows ``[N_m, F]``: as they lie, unless they have an order of their own."""
@@ -166,18 +167,19 @@ def _walk(
     left = walk.num_steps[clients]
     last = int(left[0])
     at_work = (left > torch.arange(last).unsqueeze(-1)).sum(-1).tolist()  # clients in each step
-    products: Tensor | None = None
+    own: LyingRows | GatheredRows
     if looks_up:
-        features, met, products = rows.look_up(clients, left, most)
+        features, met, known = rows.look_up(clients, left, most)
+        own = GatheredRows(features, clients, known)
     else:
-        features, met = rows.features_of(clients), rows.places[clients, :last]
+        own, met = LyingRows(rows.features_of(clients), owners, most), rows.places[clients, :last]
     met = met.transpose(0, 1)  # [S, m, B]
     met = (met + most * torch.arange(number).unsqueeze(-1)).reshape(last, -1)
     labels = rows.labels_of(clients)[:, :last].transpose(0, 1).unsqueeze(-1)
     of_class = make(last, number, batch_size, num_classes).scatter_(3, labels, 1.0 / batch_size)
 
     # The same of all states: scores of rows; multiples of which their weights are sums, bases first; and biases.
-    products, of_bases = _products(features, owners, weights, most, products)
+    products, of_bases = own.multiply(weights)
     if not looks_up and rows.order is None and most**2 <= bases[0].shape[1]:  # no more room than a model takes
         rows.known.add(owners, products)
     scores, multiples, biases = [], [], []
@@ -214,63 +216,112 @@ def _walk(
         times = multiples[which]
         taken = (errors * times[:, len(bases) :].t()[..., None, None]).view(-1, num_classes)
         taken = make(number * most, num_classes).index_add_(0, met.reshape(-1), taken).view(number, most, -1)
-        _write_sums(out, features, owners, weights, times[:, : len(bases)], taken)
+        sums = out[:, : num_classes * width].view(-1, num_classes, width)
+        own.write_sums(sums, weights, times[:, : len(bases)], taken)
         out[clients, -num_classes:] = biases[which]
 
 
-def _products(
-    features: Sequence[Tensor],
-    owners: Sequence[int],
-    weights: Sequence[Tensor],
-    most: int,
-    known: Tensor | None,
-) -> tuple[Tensor, list[Tensor]]:
-    """Products of each client's rows with each other ``[m, N, N]``, and with ``weights [n, K, F]``: ``[m, K, N]``.
+class LyingRows:
+    """Rows of clients ``[N_m, F]`` each, where they lie: what is made of them goes client by client.
 
-    The former may be ``known``.  Client by client, for rows as they lie: libraries multiply such matrices as
-    fast one by one.
+    Libraries multiply such matrices as fast one by one, and nothing is copied.
     """
-    products = features[0].new_zeros(len(features), most, most) if known is None else known
-    scores = [products.new_zeros(len(features), each.shape[1], most) for each in weights]
 
-    def multiply(place: int) -> None:
-        own, size = features[place], len(features[place])
-        if known is None:
-            torch.mm(own, own.t(), out=products[place, :size, :size])
-        for each, score in zip(weights, scores, strict=True):
-            torch.mm(each[owners[place]], own.t(), out=score[place, :, :size])
+    def __init__(self, features: Sequence[Tensor], owners: Sequence[int], most: int) -> None:
+        self._features, self._owners, self._most = features, owners, most
 
-    _do_for_clients(multiply, len(features))
-    return products, scores
+    def multiply(self, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Products with each other, and with their owners' of each of ``weights [n, K, F]``, filled up.
+
+        ``[m, most, most]``, and ``[m, K, most]`` for each.
+        """
+        make, number = weights[0].new_zeros, len(self._features)
+        products = make(number, self._most, self._most)
+        scores = [make(number, each.shape[1], self._most) for each in weights]
+
+        def multiply_own(place: int) -> None:
+            own, owner = self._features[place], self._owners[place]
+            size, across = len(own), own.t()
+            torch.mm(own, across, out=products[place, :size, :size])
+            for each, score in zip(weights, scores, strict=True):
+                torch.mm(each[owner], across, out=score[place, :, :size])
+
+        _do_for_clients(multiply_own, number)
+        return products, scores
+
+    def write_sums(self, out: Tensor, weights: Sequence[Tensor], times: Tensor, taken: Tensor) -> None:
+        """Write their owners' part of ``out [n, K, F]``.
+
+        That is ``weights`` ``times [m, …]`` so much, and rows times ``taken [m, most, K]``.
+        """
+        factors = times.tolist()
+
+        def add(place: int) -> None:
+            own, owner = self._features[place], self._owners[place]
+            found, (of_first, *of_others) = out[owner], factors[place]
+            torch.addmm(weights[0][owner], taken[place, : len(own)].t(), own, beta=of_first, out=found)
+            for each, factor in zip(weights[1:], of_others, strict=True):
+                found.add_(each[owner], alpha=factor)
+
+        _do_for_clients(add, len(factors))
+
+
+class GatheredRows:
+    """The same of rows in one block ``[m, most, F]`` whose products are known: several clients at once save calls."""
+
+    def __init__(self, features: Tensor, clients: Tensor, products: Tensor) -> None:
+        self._features, self._clients, self._products = features, clients, products
+        self._numbers = clients.tolist()
+
+    def multiply(self, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """As of rows where they lie."""
+        number, most = self._features.shape[:2]
+        scores = [each.new_empty(number, each.shape[1], most) for each in weights]
+
+        def multiply_some(part: slice) -> None:
+            across, owners = self._features[part].mT, self._owners(part)
+            for each, score in zip(weights, scores, strict=True):
+                torch.bmm(each[owners], across, out=score[part])
+
+        _do_for_turns(multiply_some, number)
+        return self._products, scores
+
+    def write_sums(self, out: Tensor, weights: Sequence[Tensor], times: Tensor, taken: Tensor) -> None:
+        """Likewise."""
+
+        def add(part: slice) -> None:
+            owners, factors = self._owners(part), times[part].t()[..., None, None]
+            found = torch.bmm(taken[part].mT, self._features[part])
+            for each, factor in zip(weights[1:], factors[1:], strict=True):
+                found.addcmul_(each[owners], factor)
+            if isinstance(owners, slice):
+                torch.addcmul(found, weights[0][owners], factors[0], out=out[owners])
+            else:
+                out[owners] = found.addcmul_(weights[0][owners], factors[0])
+
+        _do_for_turns(add, len(taken))
+
+    def _owners(self, part: slice) -> slice | Tensor:
+        """Whose rows they are: where clients follow each other nothing has to be copied."""
+        first, last = self._numbers[part][0], self._numbers[part][-1]
+        follow = self._numbers[part] == list(range(first, last + 1))
+        return slice(first, last + 1) if follow else self._clients[part]
 
 
 def _do_for_clients(work: Callable[[int], None], number: int) -> None:
     """Call ``work(place)`` for each client, by as many threads as there are, several clients at a time."""
 
-    def work_on_some(_: int, turn: int) -> None:
-        for place in range(turn * CLIENTS_A_TURN, min((turn + 1) * CLIENTS_A_TURN, number)):
+    def work_on_some(part: slice) -> None:
+        for place in range(part.start, part.stop):
             work(place)
 
-    do_in_threads(work_on_some, (number + CLIENTS_A_TURN - 1) // CLIENTS_A_TURN)
+    _do_for_turns(work_on_some, number)
 
 
-def _write_sums(
-    out: Tensor,
-    features: Sequence[Tensor],
-    owners: Sequence[int],
-    weights: Sequence[Tensor],
-    times: Tensor,
-    taken: Tensor,
-) -> None:
-    """Write into ``out [n, P]``: ``weights`` ``times [m, …]`` so much, and rows times ``taken [m, N, K]``."""
-    num_classes, width = weights[0].shape[1:]
-    sums, factors = out[:, : num_classes * width].view(-1, num_classes, width), times.tolist()
+def _do_for_turns(work: Callable[[slice], None], number: int) -> None:
+    """Call ``work(places)`` for several clients at a time, by as many threads as there are."""
 
-    def add(place: int) -> None:
-        own, owner = features[place], owners[place]
-        found, (of_first, *of_others) = sums[owner], factors[place]
-        torch.addmm(weights[0][owner], taken[place, : len(own)].t(), own, beta=of_first, out=found)
-        for each, factor in zip(weights[1:], of_others, strict=True):
-            found.add_(each[owner], alpha=factor)
+    def take_turn(_: int, turn: int) -> None:
+        work(slice(turn * CLIENTS_A_TURN, min((turn + 1) * CLIENTS_A_TURN, number)))
 
-    _do_for_clients(add, len(features))
+    do_in_threads(take_turn, (number + CLIENTS_A_TURN - 1) // CLIENTS_A_TURN)

@@ -335,18 +335,19 @@ class ModelTask(FeatureTask):
         self.num_gradients.index_add_(0, slots // self.slots_per_client, walk.num_steps)
         return torch.ones_like(walk.num_steps, dtype=torch.bool), states[walk.result]
 
-    def slope_changes(
-        self, models: Tensor, others: Tensor, batch: tuple[Any, ...], directions: Sequence[Tensor], sizes: list[int]
-    ) -> Tensor:
-        """Changes of the slope of softmax regression, by scores, for weights and biases."""
+    def compare_halves(
+        self, models: Tensor, deviations: Tensor, batch: tuple[Any, ...], sizes: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """What halves of softmax regression say of each other, by scores, for weights and biases."""
         self._check_open("gradients")
         (features, labels), size = batch[:2], models.shape[1]
         if self._is_softmax_regression and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
             num_classes = size // (features.shape[-1] + 1)
             if sizes in ([size], [size - num_classes, num_classes]):
-                by_part = softmax_regression_slope_changes(models, others, features, labels, directions)
-                return by_part if len(sizes) > 1 else by_part.sum(-1, keepdim=True)
-        return super().slope_changes(models, others, batch, directions, sizes)
+                by_part = softmax_regression_slope_changes(models, deviations, features, labels)
+                changes = by_part if len(sizes) > 1 else by_part.sum(-1, keepdim=True)
+                return changes, self.temperature(models, batch)
+        return super().compare_halves(models, deviations, batch, sizes)
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """Gradients of each client's loss, all clients at once."""
