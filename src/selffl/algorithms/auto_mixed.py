@@ -123,7 +123,7 @@ class MixedRound(RoundAfterTraining[MixedUpload]):
             torch.stack([squares, one, torch.ones_like(one)], dim=-1),
             clients_seen,
             MixedSpread(prior, centre.double() + share.unsqueeze(-1) * found.shift, *found.moments),
-            server.closing.shift,
+            torch.zeros_like(server.params),  # how far the centre is from theta, it says itself
         )  # fmt: skip
         is_usable = found.covariance.isfinite().all(-1).all(-1) & found.shift.isfinite().all(-1)
         return replace(server, closing=known.where(is_usable, server.closing))
