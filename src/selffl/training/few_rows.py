@@ -267,14 +267,14 @@ class LyingRows:
 
 
 class GatheredRows:
-    """The same of rows in one block ``[m, most, F]`` whose products are known: several clients at once save calls."""
+    """Rows of clients in one block ``[m, most, F]`` whose products are known: several clients at once save calls."""
 
     def __init__(self, features: Tensor, clients: Tensor, products: Tensor) -> None:
         self._features, self._clients, self._products = features, clients, products
         self._numbers = clients.tolist()
 
     def multiply(self, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """As of rows where they lie."""
+        """Products with each other, which are known, and with weights, as `LyingRows.multiply` says."""
         number, most = self._features.shape[:2]
         scores = [each.new_empty(number, each.shape[1], most) for each in weights]
 
@@ -287,7 +287,7 @@ class GatheredRows:
         return self._products, scores
 
     def write_sums(self, out: Tensor, weights: Sequence[Tensor], times: Tensor, taken: Tensor) -> None:
-        """Likewise."""
+        """Write their owners' part of ``out [n, K, F]``, as `LyingRows.write_sums` says."""
 
         def add(part: slice) -> None:
             owners, factors = self._owners(part), times[part].t()[..., None, None]
@@ -302,7 +302,7 @@ class GatheredRows:
         _do_for_turns(add, len(taken))
 
     def _owners(self, part: slice) -> slice | Tensor:
-        """Whose rows they are: where clients follow each other nothing has to be copied."""
+        """Clients whose rows they are: nothing has to be copied where they follow each other."""
         first, last = self._numbers[part][0], self._numbers[part][-1]
         follow = self._numbers[part] == list(range(first, last + 1))
         return slice(first, last + 1) if follow else self._clients[part]
