@@ -693,3 +693,17 @@ def test_the_summary_of_the_results_is_that_of_its_pages():
 def results_table(study):
     """The table of a study on the results page: by method, each column's cell."""
     return {row["method"]: row for row in read_results(ROOT / "docs" / "results.md")[study].table}
+
+
+def test_what_the_first_page_says_of_the_moved_centre_is_what_was_measured():
+    page, notes = (
+        " ".join(text.split())
+        for text in ((ROOT / "README.md").read_text(encoding="utf-8"), text_of("research/closing-rounds.md"))
+    )
+    before, after, tuned = re.search(
+        r"on CIFAR-10 accuracy goes from ([\d.]+) to ([\d.]+) %, where fine-tuned FedAvg has ([\d.]+) %", page
+    ).groups()
+    assert re.search(rf"{before} % \([\d.]+\) becomes {after} %", notes)
+    assert f"Fine-tuned FedAvg has {tuned} %" in notes
+    change = re.search(r"Where models are trained to their end, accuracy changes by ([\d.]+) points", page)[1]
+    assert f"accuracy changes by {change} points" in notes
