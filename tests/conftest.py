@@ -115,6 +115,16 @@ def few_closing_steps():
     return patched
 
 
+WHOLE_CLOSING = SelfFLAuto.closing_steps, auto_closing.NUM_SPLITS
+
+
+@pytest.fixture
+def whole_closing(monkeypatch):
+    """Closing rounds and visits as long as they are, for one test of a file where they are short for others."""
+    monkeypatch.setattr(SelfFLAuto, "closing_steps", WHOLE_CLOSING[0])
+    monkeypatch.setattr(auto_closing, "NUM_SPLITS", WHOLE_CLOSING[1])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_closing(few_closing_steps):
     """Once training is over clients train for a few steps: it would be most of a short run.

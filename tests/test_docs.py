@@ -495,7 +495,7 @@ def test_the_readme_counts_the_other_methods():
 
 
 @pytest.mark.slow
-def test_the_blocks_of_the_readme_run_and_two_print_what_they_say(run_blocks):
+def test_the_blocks_of_the_readme_run_and_two_print_what_they_say(run_blocks, whole_closing):
     blocks = run_blocks(ROOT / "README.md")
     code, out = next((code, out) for code, out, _ in blocks if "SelfFLClassifier" in code)
     assert "_test" in code
@@ -508,7 +508,7 @@ def test_the_blocks_of_the_readme_run_and_two_print_what_they_say(run_blocks):
 
 
 @pytest.mark.slow
-def test_the_first_example_of_the_landing_page_prints_what_it_says(run_blocks):
+def test_the_first_example_of_the_landing_page_prints_what_it_says(run_blocks, whole_closing):
     """With all its rounds, unlike other pages."""
     code, out, _ = run_blocks(ROOT / "docs" / "index.md")[0]
     said = re.findall(r"^# (.+: )([\d.]+)$", code, re.M)

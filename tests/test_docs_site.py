@@ -39,13 +39,17 @@ def hooks():
 
 @pytest.fixture(scope="module")
 def sections():
-    """The section of each method, by its name."""
-    found = {}
+    """The section of each method, by its name; or its page, where it has one of its own."""
+    found, pages = {}, {}
     for page in (DOCS / "methods").glob("*.md"):
-        for part in re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.M):
+        text = page.read_text(encoding="utf-8")
+        if name := re.match(r"# `([\w-]+)`\n", text):
+            pages[name[1]] = text
+        for part in re.split(r"^(?=## )", text, flags=re.M):
             if name := re.match(r"## `([\w-]+)`\n", part):
                 found[name[1]] = part
-    return found
+    assert pages.keys() <= found.keys()  # the other page says that there is one
+    return found | pages
 
 
 def test_every_method_has_one_section_and_no_section_lacks_its_method(sections):

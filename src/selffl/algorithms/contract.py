@@ -137,6 +137,10 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         """
         return ()
 
+    def reopen(self, server: Server) -> Server:
+        """The server's state as training left it, for a run that goes on: without what closing rounds have said."""
+        return server
+
     def is_due(self, server: Server) -> bool:
         """Whether a closing round of a federation with this state has anything to ask."""
         return True

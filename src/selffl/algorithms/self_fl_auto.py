@@ -268,6 +268,12 @@ class SelfFLAuto(
         of_halves = [ClosingRound(self, num_rounds, number) for number in range(1, 1 + NUM_CLOSING_ROUNDS)]
         return (*(mixed if find_order(population) else ()), *of_halves)
 
+    def reopen(self, server: AutoServer) -> AutoServer:
+        """The server's state without the centre and the variances of closing rounds."""
+        known = server.closing
+        forgotten = ClosingSpread.unknown(server.inter_variance, server.variance_ratios, known.mixed, server.params)
+        return replace(server, closing=forgotten)
+
     def global_model(self, server: AutoServer) -> Tensor:
         """The running mean; once training is over, the centre of the clients, as closing rounds have found it."""
         return _move_to_centre(
@@ -428,7 +434,7 @@ class SelfFLAuto(
             spread.unit,
             server.num_clients,
             *self.factors_round(server, upload, share),
-            ClosingSpread.unknown(server.inter_variance, server.variance_ratios, server.closing.mixed, server.params),
+            self.reopen(server).closing,
             server.coefficient_order,
             clock,
         )

@@ -91,6 +91,8 @@ def _go_on(place: Path, session: Session, ranks: Ranks, observers: Sequence[Obse
     files.check_complete(place, records, state.round_number, session.method, session.evaluated_ids)
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
         return dismiss(ranks, make_run(session, state, found))
+    if not session.is_over(state):
+        state = replace(state, server=session.method.reopen(state.server))
     with locked(place):
         write_facts(place, session)
         if session.is_over(state) and not recipe.gain:  # and its summary is not there, which nothing else makes again

@@ -196,6 +196,8 @@ class Server:
                     f"rounds is {self.recipe.rounds}, and the run is at round {state.round_number}; expected that or "
                     "more."
                 )
+            if state.round_number < self.recipe.rounds:
+                state = replace(state, server=self.algorithm.reopen(state.server))
         return state, names, lambda state: checkpoint.save(state, names)
 
     def _identity(self) -> dict[str, Any]:
