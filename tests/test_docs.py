@@ -228,7 +228,7 @@ def test_what_users_are_shown_uses_public_names_alone():
 
 
 def test_the_overview_of_the_api_links_every_name_once():
-    linked = re.findall(r"\]\((\w+\.md)#(\S+?)\)", text_of("api/index.md"))
+    linked = re.findall(r"\]\(([\w-]+\.md)#(\S+?)\)", text_of("api/index.md"))
     found = [
         (page.name, name)
         for page in (ROOT / "docs" / "api").glob("*.md")
