@@ -95,7 +95,7 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
 
     capped: ClassVar[Mapping[str, float]] = {
         "num_examples": 1e2,
-        # The centre moves by deviations: their squares may be as much larger as they are.
+        # The centre moves by deviations. Their squares are cut where they are, so that both still fit.
         "deviation": 1e1,
         "deviation_squares": 1e2,
         **dict.fromkeys(("agreements", "disagreements", "undecided", "temperature"), 1e3),
